@@ -25,8 +25,11 @@ LIBRARIES = timm peft transformers accelerate trl bitsandbytes diffusers ultraly
 
 .PHONY: quickstart test test-slow test-pages test-gpu test-all lint check docs faults libraries matrix audit wheel
 
-quickstart: $(READY)
+quickstart:
+	@echo "On two cores this takes about three minutes, besides the download: two to install zoo, and one to train and score."
+	@$(MAKE) --no-print-directory $(READY)
 	$(BIN)/python -m zoo quickstart
+	@echo "activate      . .venv/bin/activate, for the commands above"
 
 # Tests that take over 2 s belong to test-slow.
 test: $(TOOLS)

@@ -17,7 +17,7 @@ from setuptools.command.build_ext import build_ext
 from setuptools.command.build_py import build_py
 
 SOURCES = ["abn.cpp", "batch_norm.cpp", "grid.cpp", "kernels_full.cpp", "kernels_half.cpp", "pool.cpp", "resample.cpp"]
-# The first two flags are also those of torch. Without them compilers do not vectorize code that selects values.
+# Torch is built with the first two flags too. Without them compilers do not vectorize code that selects values.
 FLAGS = ["-fno-trapping-math", "-fno-math-errno", "-fopenmp-simd", "-O3", "-std=c++17", "-fvisibility=hidden", "-g0"]
 OLDEST_TORCH = "0x020b000000000000"  # 2.11
 
@@ -65,7 +65,7 @@ def kernels() -> list[Extension]:
     torch = Path(spec.submodule_search_locations[0])
     return [
         Extension(
-            "zoo.ops.abn._native",
+            "zoo.ops._native",
             sources=[f"csrc/{name}" for name in SOURCES],
             depends=["csrc/kernels.h", "csrc/kernels-inl.h", "csrc/numbers.h", "csrc/tensors.h"],
             include_dirs=[str(torch / "include")],

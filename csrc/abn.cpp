@@ -427,7 +427,7 @@ std::tuple<Tensor, Tensor> track_statistics(Tensor x, Tensor running_mean, Tenso
 
 }  // namespace
 
-// The schemas are in zoo/ops/abn/native.py, because only Python can tag them for the compiler.
+// The schemas are in zoo/ops/native.py, because only Python can tag them for the compiler.
 STABLE_TORCH_LIBRARY_IMPL(zoo, CPU, library) {
   library.impl("abn_statistics", TORCH_BOX(&statistics));
   library.impl("abn_apply", TORCH_BOX(&apply));

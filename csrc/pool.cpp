@@ -678,7 +678,7 @@ void max_pool2d_backward_into(Tensor dx, Tensor dz, Tensor place, std::vector<in
 
 }  // namespace
 
-// The schemas are in zoo/ops/abn/native.py.
+// The schemas are in zoo/ops/native.py.
 STABLE_TORCH_LIBRARY_IMPL(zoo, CPU, library) {
   library.impl("max_pool2d_into", TORCH_BOX(&max_pool2d_into));
   library.impl("max_pool2d_backward_into", TORCH_BOX(&max_pool2d_backward_into));

@@ -302,7 +302,7 @@ void resize_into(Tensor out, Tensor image, int64_t height, int64_t width, double
 
 }  // namespace
 
-// The schema is in zoo/ops/abn/native.py.
+// The schema is in zoo/ops/native.py.
 STABLE_TORCH_LIBRARY_IMPL(zoo, CPU, library) { library.impl("resize_into", TORCH_BOX(&resize_into)); }
 
 }  // namespace zoo

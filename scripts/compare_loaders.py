@@ -1,4 +1,4 @@
-"""Throughput of zoo's training loader beside those of other packages, on the same files with the same work.
+"""Throughput of zoo's training loader and of other packages' loaders, on the same files with the same work.
 
 The work: read JPEG files in random order, crop 0.08 to 1 of the area at an aspect ratio of 3/4 to 4/3, resize the crop
 to 224 x 224 px bilinearly with antialiasing, flip it with probability 1/2, and collate batches. All loaders give uint8
@@ -49,7 +49,7 @@ from zoo.data.prepare.write_shards import write_shards
 from zoo.data.sources.folder import FolderSource
 from zoo.data.sources.location import DataPath
 from zoo.data.sources.shards import shard_files
-from zoo.data.transforms.classification import AREAS, CROP_TRIES, RATIOS, random_box
+from zoo.data.transforms.classification import AREAS, ASPECT_RATIOS, CROP_TRIES, random_box
 from zoo.data.transforms.pixels import TensorPixels, open_pixels
 from zoo.errors import ConfigError, DataError, ZooError
 from zoo.remat.timing import ratios
@@ -123,7 +123,7 @@ def _timm(files: Files, workers: int) -> Epoch:
 
     prefetcher = create_loader(
         ImageDataset(str(files.folder / "train")), SIDE, files.batch_size, is_training=True, color_jitter=0.0,
-        scale=AREAS, ratio=RATIOS, hflip=0.5, interpolation="bilinear", num_workers=workers,
+        scale=AREAS, ratio=ASPECT_RATIOS, hflip=0.5, interpolation="bilinear", num_workers=workers,
         device=torch.device("cpu"),
     )  # fmt: skip
     return lambda: prefetcher.loader
@@ -134,7 +134,7 @@ def _torchvision(files: Files, workers: int) -> Epoch:
     settings = Input()
     transform = v2.Compose(
         [
-            v2.RandomResizedCrop(SIDE, scale=AREAS, ratio=RATIOS, antialias=True),
+            v2.RandomResizedCrop(SIDE, scale=AREAS, ratio=ASPECT_RATIOS, antialias=True),
             v2.RandomHorizontalFlip(),
             v2.PILToTensor(),
             v2.ToDtype(torch.float, scale=True),
@@ -147,7 +147,7 @@ def _torchvision(files: Files, workers: int) -> Epoch:
 def _torchvision_tensors(files: Files, workers: int) -> Epoch:
     """torchvision's fastest path on a CPU: decoded to tensors, and transformed in 8 bits."""
     transform = v2.Compose(
-        [v2.RandomResizedCrop(SIDE, scale=AREAS, ratio=RATIOS, antialias=True), v2.RandomHorizontalFlip()]
+        [v2.RandomResizedCrop(SIDE, scale=AREAS, ratio=ASPECT_RATIOS, antialias=True), v2.RandomHorizontalFlip()]
     )
     return _torch_loader(ImageFolder(files.folder / "train", transform, loader=_decode), files, workers)
 
@@ -169,7 +169,7 @@ def _webdataset(files: Files, workers: int) -> Epoch:
 
     transform = v2.Compose(
         [
-            v2.RandomResizedCrop(SIDE, scale=AREAS, ratio=RATIOS, antialias=True),
+            v2.RandomResizedCrop(SIDE, scale=AREAS, ratio=ASPECT_RATIOS, antialias=True),
             v2.RandomHorizontalFlip(),
             v2.PILToTensor(),
         ]
@@ -195,8 +195,8 @@ def _dali(files: Files, workers: int) -> Epoch:
     def define() -> Any:
         encoded, targets = fn.readers.file(file_root=str(files.folder / "train"), random_shuffle=True)
         crops = fn.decoders.image_random_crop(
-            encoded, device="cpu", output_type=types.RGB, random_area=list(AREAS), random_aspect_ratio=list(RATIOS),
-            num_attempts=CROP_TRIES,
+            encoded, device="cpu", output_type=types.RGB, random_area=list(AREAS),
+            random_aspect_ratio=list(ASPECT_RATIOS), num_attempts=CROP_TRIES,
         )  # fmt: skip
         resized = fn.resize(crops, size=[SIDE, SIDE], interp_type=types.INTERP_TRIANGULAR)
         return fn.flip(resized, horizontal=fn.random.coin_flip()), targets
@@ -497,7 +497,7 @@ def _cpu_s() -> float:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measure the loaders that the command line names; return the exit status."""
-    parser = argparse.ArgumentParser(description="Compare zoo's training loader with those of other packages.")
+    parser = argparse.ArgumentParser(description="Compare zoo's training loader with loaders of other packages.")
     parser.add_argument("data", type=Path, metavar="DATA", help="data set with JPEG files in DATA/train")
     parser.add_argument("--loaders", nargs="+", choices=PIPELINES, default=list(PIPELINES), help="default: all")
     parser.add_argument("--workers", nargs="+", type=int, default=[1, 2], help="numbers of processes or threads")

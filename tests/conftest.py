@@ -7,7 +7,9 @@ from collections.abc import Iterator
 
 import pytest
 
-# Before torch is imported: processes that a test starts inherit it.
+# Before torch is imported: processes that a test starts inherit all of this. Without bytecode, each of them and each
+# worker of xdist would compile all modules of torch that it imports.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 # The tests of downloads take it away: they have a server on this machine.
 os.environ["ZOO_OFFLINE"] = "1"

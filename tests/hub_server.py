@@ -6,35 +6,30 @@ import base64
 import hashlib
 import json
 import sys
-import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
 
 import pytest
 
+from tests.local_server import LocalServer
+
 TOKEN = "secret"
 
 
-class Hub(ThreadingHTTPServer):
+class Hub(LocalServer):
     """Repositories by name, each with its files by commit; "main" is the last one. Records the requests.
 
     Requests to ``private`` repositories, and all that write without the token `TOKEN`, are refused.
     """
 
-    daemon_threads = True
-
     def __init__(self) -> None:
-        super().__init__(("127.0.0.1", 0), Handler)
+        super().__init__(Handler)
         self.repositories: dict[str, dict[str, dict[str, bytes]]] = {}
         self.private: set[str] = set()
         self.requests: list[str] = []
-
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self.server_address[1]}"
 
     def commit(self, repository: str, files: dict[str, bytes]) -> str:
         """Add files to a repository, and return the commit."""
@@ -42,9 +37,6 @@ class Hub(ThreadingHTTPServer):
         commit = hashlib.sha1(f"{repository} {len(commits)}".encode()).hexdigest()
         commits[commit] = commits["main"] = {**commits.get("main", {}), **files}
         return commit
-
-    def handle_error(self, *args: Any) -> None:
-        """Print nothing about clients that close the connection."""
 
 
 @pytest.fixture(scope="module")
@@ -59,12 +51,8 @@ def _package_and_hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hub]:
         patch.setenv("HF_HUB_DISABLE_PROGRESS_BARS", "1")
         patch.setenv("NO_PROXY", "*")
         patch.delenv("HF_HUB_OFFLINE", raising=False)
-        thread = threading.Thread(target=hub.serve_forever, kwargs={"poll_interval": 0.01})
-        thread.start()
         yield hub
         sys.modules["huggingface_hub"].close_session()
-        hub.shutdown()
-        thread.join()
     _remove_package()
     sys.modules.update(imported)
 

@@ -1,4 +1,4 @@
-"""zoo's loader is measured beside those of other packages, each in a process of its own, on the same files."""
+"""zoo's loader and loaders of other packages are measured in separate processes on the same files."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ def scores_of(experiment: Experiment) -> dict[str, dict[str, float]]:
 
 
 @pytest.mark.parametrize("line", ORIGINAL, ids=lambda line: line.split()[0])
-def test_a_published_experiment_has_the_published_settings_and_scores(line: str) -> None:
+def test_published_experiment_has_published_settings_and_scores(line: str) -> None:
     name, arch, bn_mode, input_3x3, batch_size, learning_rate, *columns, md5 = line.split()
     experiment = experiment_of(name)
     network, optimizer = experiment.network, experiment.optimizer
@@ -57,7 +57,7 @@ def test_a_published_experiment_has_the_published_settings_and_scores(line: str)
     assert scores_of(experiment) == dict(zip(protocols, scores, strict=True))
 
 
-def test_each_published_network_has_one_experiment_and_the_reverse() -> None:
+def test_each_published_network_has_one_experiment_and_reverse() -> None:
     expected = {path.stem: load_experiment(path).expected for path in experiments_dir().glob("*.json")}
     with_weights = [name for name, scores in expected.items() if scores and scores.weights]
     assert sorted(with_weights) == sorted(published())
@@ -73,9 +73,7 @@ def test_ten_published_files_with_licenses_exist() -> None:
     assert all(entry.expected.source for entry in CLASSIFIERS)
 
 
-def test_files_of_the_original_project_from_before_june_2019_load(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_files_of_original_project_from_before_june_2019_load(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """The slope was called leaky_relu_slope. The file of a ResNet-34 asked for a stem that no ResNet has."""
     content = json.loads((experiments_dir() / "resnet34_ipabn-sync_lr_512.json").read_text())
     network = {"arch": "resnet34", "activation": "leaky_relu", "leaky_relu_slope": 0.01, "input_3x3": True}
@@ -86,7 +84,7 @@ def test_files_of_the_original_project_from_before_june_2019_load(
     assert caplog.messages == [message]
 
 
-def test_the_bundled_experiments_load_without_notices(caplog: pytest.LogCaptureFixture) -> None:
+def test_bundled_experiments_load_without_notices(caplog: pytest.LogCaptureFixture) -> None:
     """What the package says of its own files, no user can mend."""
     with caplog.at_level("INFO", "zoo"):
         for path in experiments_dir().glob("*.json"):
@@ -95,7 +93,7 @@ def test_the_bundled_experiments_load_without_notices(caplog: pytest.LogCaptureF
 
 
 @pytest.mark.parametrize("path", sorted(experiments_dir().glob("*.json")), ids=lambda path: path.stem)
-def test_files_of_the_original_project_are_valid_input(path: Path, tmp_path: Path) -> None:
+def test_files_of_original_project_are_valid_input(path: Path, tmp_path: Path) -> None:
     original = json.loads(path.read_text())
     original = {section: original[section] for section in ("network", "optimizer", "input")}
     (tmp_path / "x.json").write_text(json.dumps(original))
@@ -113,7 +111,7 @@ SEGMENTATION = {
 
 
 @pytest.mark.parametrize("name", SEGMENTATION)
-def test_rows_of_the_segmentation_table_have_their_crops(name: str) -> None:
+def test_rows_of_segmentation_table_have_their_crops(name: str) -> None:
     classes, *crops = SEGMENTATION[name]
     rows = ("stdbn", "ipabn_fixed_crop", "ipabn_fixed_batch", "ipabn-sync_fixed_batch")
     for row, norm, batch, side in zip(rows, ("standard", "inplace", "inplace", "sync"),
@@ -125,8 +123,8 @@ def test_rows_of_the_segmentation_table_have_their_crops(name: str) -> None:
 
 
 @pytest.mark.slow
-def test_the_network_of_each_experiment_can_be_built() -> None:
-    """Each network once: many experiments differ in other settings alone. Those of timm only where it is installed."""
+def test_network_of_each_experiment_can_be_built() -> None:
+    """Each network once: many experiments differ in other settings alone. Skips timm where it is not installed."""
     paths = experiments_dir().glob("*.json")
     networks = {network.model_dump_json(): network for network in (load_experiment(path).network for path in paths)}
     for network in networks.values():

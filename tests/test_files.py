@@ -16,7 +16,7 @@ from zoo.files import remove_leftovers, replacing, write_bytes, write_json
 from zoo.weights.cache import md5_of
 
 
-def test_only_the_file_and_its_folder_are_created(tmp_path: Path) -> None:
+def test_only_file_and_its_folder_are_created(tmp_path: Path) -> None:
     write_json(tmp_path / "new" / "result.json", {"top1": 1.5})
     assert json.loads((tmp_path / "new" / "result.json").read_text()) == {"top1": 1.5}
     with pytest.raises(ValueError, match="not JSON compliant"):
@@ -24,7 +24,7 @@ def test_only_the_file_and_its_folder_are_created(tmp_path: Path) -> None:
     assert [path.name for path in (tmp_path / "new").iterdir()] == ["result.json"]
 
 
-def test_a_full_disk_leaves_the_old_file_and_no_partial_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_full_disk_leaves_old_file_and_no_partial_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(_: int) -> None:
         raise OSError("no space left")
 
@@ -47,7 +47,7 @@ def test_partial_files_of_killed_processes_are_removed(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("read", [load_experiment, md5_of])
-def test_a_fifo_is_refused_and_not_waited_for(tmp_path: Path, read: Callable[[Path], object]) -> None:
+def test_fifo_raises(tmp_path: Path, read: Callable[[Path], object]) -> None:
     path = tmp_path / "fifo.json"
     os.mkfifo(path)
     with pytest.raises(ZooError, match=r"fifo.json: .*it is a FIFO, a socket or a device"):
@@ -55,7 +55,7 @@ def test_a_fifo_is_refused_and_not_waited_for(tmp_path: Path, read: Callable[[Pa
 
 
 @pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16"])
-def test_an_experiment_is_read_in_the_encodings_of_editors(tmp_path: Path, encoding: str) -> None:
+def test_experiment_is_read_in_encodings_of_editors(tmp_path: Path, encoding: str) -> None:
     path = tmp_path / "tiny.json"
     path.write_bytes('{\r\n"network": {"arch": "resnet18"}}\r\n'.encode(encoding))
     assert load_experiment(path).network.arch == "resnet18"

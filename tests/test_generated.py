@@ -9,7 +9,7 @@ import pytest
 from tests.generated import print_changes, write_changed
 
 
-def test_only_files_that_change_are_written_and_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_only_changed_files_are_written_and_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     paths = [tmp_path / name for name in ("a.json", "b.json")]
     paths[1].write_text("same")
     print_changes(write_changed(dict.fromkeys(paths, "same")))

@@ -84,7 +84,7 @@ def accelerated(
 
 
 @pytest.mark.parametrize(("network", "in_bf16"), CASES)
-def test_a_network_trains_and_resumes_with_accelerate(
+def test_network_trains_and_resumes_with_accelerate(
     accelerate: Any, network: str, in_bf16: bool, tmp_path: Path
 ) -> None:
     prepared, whole = accelerated(accelerate, network, tmp_path, in_bf16)
@@ -149,7 +149,7 @@ def fit(network: str, folder: Path, in_bf16: bool, epochs: int, resume_at: int =
 # Lightning warns of single-process loaders and of names of torch that it uses itself.
 @pytest.mark.filterwarnings("ignore", "error::zoo.remat.lean.StepsAside")
 @pytest.mark.parametrize(("network", "in_bf16"), CASES)
-def test_a_network_trains_and_resumes_with_lightning(network: str, in_bf16: bool, tmp_path: Path) -> None:
+def test_network_trains_and_resumes_with_lightning(network: str, in_bf16: bool, tmp_path: Path) -> None:
     pytest.importorskip("lightning")
     whole = fit(network, tmp_path, in_bf16, epochs=2)
     plain = fit("plain", tmp_path, in_bf16, epochs=2)

@@ -33,9 +33,7 @@ def need(*packages: str) -> None:
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
-def test_a_network_of_another_package_trains_with_the_same_bits_and_holds_less(
-    name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_external_network_trains_with_same_bits_and_holds_less(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("zoo.remat.report.check.ROUNDS", 1)  # the time is not compared
     packages, build = EXAMPLES[name]
     need(*packages)
@@ -80,7 +78,7 @@ def train_with_trl(model: Any, folder: Path) -> None:
         (train_with_trl, ("trl", "transformers", "peft", "datasets")),
     ],
 )
-def test_adapters_have_the_same_weights_after_training(
+def test_adapters_train_with_the_same_bits(
     train: Callable[[Any, Path], None], packages: tuple[str, ...], tmp_path: Path
 ) -> None:
     need(*packages)
@@ -93,7 +91,7 @@ def test_adapters_have_the_same_weights_after_training(
     assert all(torch.equal(value, lean[name]) for name, value in plain.items())
 
 
-def test_adapters_of_a_lean_network_are_saved_and_loaded(tmp_path: Path) -> None:
+def test_adapters_of_lean_network_are_saved_and_loaded(tmp_path: Path) -> None:
     need("peft", "transformers")
     from peft import PeftModel
 
@@ -119,7 +117,7 @@ def write_boxes(folder: Path) -> Path:
     return path
 
 
-def test_the_trainer_of_ultralytics_has_the_same_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_trainer_of_ultralytics_has_the_same_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     need("ultralytics")
     monkeypatch.setenv("YOLO_CONFIG_DIR", str(tmp_path))
     from ultralytics import YOLO

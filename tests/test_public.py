@@ -24,7 +24,7 @@ def test_all_public_names_are_listed_and_exist() -> None:
         _ = zoo.lists
 
 
-def test_type_checkers_see_the_names_of_the_lists() -> None:
+def test_type_checkers_see_names_of_lists() -> None:
     """After a change of a list: python -m tests.golden"""
     assert {path: path.read_text() for path in generated()} == generated()
 
@@ -36,7 +36,7 @@ def test_listed_names_exist(package) -> None:
         assert getattr(package, name) is not None
 
 
-def test_the_version_is_the_version_of_the_package(monkeypatch) -> None:
+def test_version_is_version_of_package(monkeypatch) -> None:
     written = re.search(r'^version = "(.+)"$', (ROOT / "pyproject.toml").read_text(), re.MULTILINE)
     monkeypatch.setattr("zoo.metadata.version", lambda name: "9.9")
     assert zoo.__version__ == "9.9"
@@ -49,7 +49,7 @@ def test_the_version_is_the_version_of_the_package(monkeypatch) -> None:
 
 
 @pytest.mark.parametrize("layer", [InPlaceABN, InPlaceABNSync])
-def test_the_norms_show_their_arguments(layer) -> None:
+def test_norms_show_their_arguments(layer) -> None:
     own, base = inspect.signature(layer).parameters, inspect.signature(ABN).parameters
     for name, parameter in base.items():
         assert own[name] == parameter
@@ -69,7 +69,7 @@ def modules_after(code: str) -> set[str]:
     return set(done.stderr.split())
 
 
-def test_the_package_and_its_help_import_neither_torch_nor_pydantic() -> None:
+def test_package_and_its_help_import_neither_torch_nor_pydantic() -> None:
     modules = modules_after("import zoo, zoo.cli; zoo.cli.build_parser(); dir(zoo); zoo.__version__")
     assert not modules & {"torch", "numpy", "pydantic", "requests"}
 
@@ -91,7 +91,7 @@ def test_networks_are_listed_and_shown_without_torch() -> None:
 
 @pytest.mark.slow
 @pytest.mark.skipif(torch.cuda.is_available(), reason="Triton is wanted where there is a GPU")
-def test_networks_are_built_and_listed_without_compilers_and_readers_of_images() -> None:
+def test_networks_are_built_without_compilers_and_image_readers() -> None:
     """They take longer to import than all of the package."""
     code = "import zoo; zoo.get('resnet18'); zoo.get('revnet38_cifar')\n"
     modules = modules_after(code + "from zoo.cli import main; main(['list']); main(['show', 'resnet50'])")

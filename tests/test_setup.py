@@ -50,7 +50,7 @@ def _quick_compiler(path: Path) -> str:
 
 
 @pytest.mark.exhaustive
-def test_the_documented_installation_works_in_a_fresh_environment(tmp_path: Path) -> None:
+def test_documented_installation_works_in_fresh_environment(tmp_path: Path) -> None:
     """Torch and the other packages come from the environment that runs the test; setuptools is the new one's own."""
     checkout, home = _copy_of_the_checkout(tmp_path / "checkout"), tmp_path / "venv"
     venv.create(home, with_pip=True)
@@ -85,7 +85,7 @@ import sys, torch, torchvision, zoo
 from zoo.cli import main
 from zoo.engine import trainer
 from zoo.layers import InPlaceABN
-from zoo.ops.abn import backend
+from zoo.ops import backend
 
 def of_step(model):
     images = torch.randn(2, 3, 64, 64, generator=torch.Generator().manual_seed(0))
@@ -110,8 +110,8 @@ main(["quickstart"])
 
 
 @pytest.mark.parametrize("kind", ["py3-none-any", pytest.param("cp310-abi3", marks=pytest.mark.exhaustive)])
-def test_a_wheel_runs_in_a_fresh_environment(kind: str, tmp_path: Path) -> None:
-    """The commands are those of `make wheel`; torch comes from the environment that runs the test."""
+def test_wheel_runs_in_fresh_environment(kind: str, tmp_path: Path) -> None:
+    """Runs the commands of `make wheel`; torch comes from the environment that runs the test."""
     checkout = _copy_of_the_checkout(tmp_path / "checkout")
     make = ["make", "-n", "wheel", f"BIN={Path(sys.executable).parent}"]
     lines = subprocess.run(make, cwd=checkout, capture_output=True, text=True, check=True).stdout.splitlines()
@@ -132,7 +132,7 @@ def test_a_wheel_runs_in_a_fresh_environment(kind: str, tmp_path: Path) -> None:
     assert done.stdout.splitlines()[0].split()[::2] == [str(site / "zoo" / "__init__.py"), backend]
 
 
-def test_the_quickstart_installs_no_development_tools() -> None:
+def test_quickstart_installs_no_development_tools() -> None:
     """They are installed by the targets that need them."""
     commands = {
         target: subprocess.run(
@@ -145,7 +145,7 @@ def test_the_quickstart_installs_no_development_tools() -> None:
     assert commands["test"].count("[dev]") == commands["test"].count("--editable") == 1
 
 
-def test_without_a_working_compiler_the_kernels_are_skipped_with_a_notice(tmp_path: Path) -> None:
+def test_without_working_compiler_kernels_are_skipped_with_notice(tmp_path: Path) -> None:
     command = [sys.executable, "setup.py", "build_ext", "--build-lib", tmp_path, "--build-temp", tmp_path / "temp"]
     done = subprocess.run(
         command, cwd=ROOT, env={**os.environ, "CC": "false", "CXX": "false"}, capture_output=True, text=True

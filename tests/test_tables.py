@@ -25,7 +25,7 @@ def _result(protocol: str) -> ClassificationResult:
     return ClassificationResult(top1=77.5, top5=93.25, loss=0.9, count=50_000, protocol=protocol)
 
 
-def test_the_expected_score_follows_the_measured_one_of_its_protocol() -> None:
+def test_expected_score_follows_measured_one_of_its_protocol() -> None:
     expected = Expected.model_validate({"source": "README", "scores": {"tencrop32": {"top1": 78.0, "top5": 94.0}}})
     lines = results_table("net", LABELS, [_result("center224"), _result("tencrop32-scale36")], expected).splitlines()
     assert [cell.strip() for cell in lines[3].split("|")[1:3]] == ["net", "tencrop32-scale36"]
@@ -35,7 +35,7 @@ def test_the_expected_score_follows_the_measured_one_of_its_protocol() -> None:
     assert len(lines) == 5
 
 
-def test_a_result_shows_all_its_numbers_and_the_standard_errors_of_its_accuracies() -> None:
+def test_result_shows_all_numbers_and_standard_errors() -> None:
     lines = results_table("net", LABELS, [_result("center224")], None).splitlines()
     cells = [[cell.strip() for cell in line.split("|")[1:-1]] for line in (lines[0], lines[2])]
     assert cells[0] == [*("network", "protocol", "top-1 %", "top-5 %", "± top-1", "± top-5", "loss", "images")]

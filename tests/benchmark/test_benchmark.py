@@ -1,4 +1,4 @@
-"""Benchmarks measure what they say, in one format; no absolute time is looked at."""
+"""Benchmarks measure the named quantities and write one format; no test depends on an absolute time."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ from zoo.config.architectures import ARCHITECTURES
 from zoo.config.network import NetworkSpec
 from zoo.errors import ConfigError
 from zoo.layers import InPlaceABN
-from zoo.ops.abn import backend, native
+from zoo.ops import backend, native
 from zoo.remat.budget import parse_bytes
 from zoo.remat.memory_use import count_memory, measure_memory
-from zoo.remat.timing import Clock, Step, time_interleaved
+from zoo.remat.timing import Clock, TimedStep, time_interleaved
 
 CPU = torch.device("cpu")
 
@@ -64,7 +64,7 @@ def values_of(results: Results, metric: str) -> dict[str, float]:
 # --- format ---
 
 
-def test_the_json_file_has_all_of_a_record_and_of_the_header(tmp_path: Path) -> None:
+def test_json_file_has_all_of_record_and_of_header(tmp_path: Path) -> None:
     results = new_results()
     results.add(Case("net", (2, 3), "float32", "contiguous"), "ours", "time", "ms", [1.0, 2.0, 4.0])
     results.note("a remark")
@@ -92,15 +92,15 @@ class _FakeClock(Clock):
         return self.now
 
 
-def test_steps_alternate_and_each_round_starts_with_a_different_step() -> None:
+def test_steps_alternate_and_each_round_starts_with_different_step() -> None:
     clock, order = _FakeClock(), []
 
-    def step(name: str, seconds: float) -> Step:
+    def step(name: str, seconds: float) -> TimedStep:
         def run(times: int) -> None:
             order.append((name, times))
             clock.now += times * seconds
 
-        return Step(run)
+        return TimedStep(run)
 
     seconds = time_interleaved({"slow": step("slow", 0.5), "fast": step("fast", 0.002)}, clock, rounds=3, warmup=1)
     assert order[:2] == [("slow", 1), ("fast", 1)]  # the warm-up, from which follow the calls per sample
@@ -120,7 +120,7 @@ def _no_inductor(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("_no_inductor")
-def test_every_layer_has_all_metrics_and_the_bytes_known_by_hand() -> None:
+def test_every_layer_has_all_metrics_and_bytes_known_by_hand() -> None:
     results = new_results()
     layer.measure_layers(results, [(2, 16, 14, 14)], ["float32"], ["contiguous"], rounds=2)
     providers = {record["provider"] for record in results.records if record["subject"] == "norm + activation"}
@@ -137,7 +137,7 @@ def test_every_layer_has_all_metrics_and_the_bytes_known_by_hand() -> None:
         assert held["iABN native"] == pytest.approx(1, abs=0.05)
 
 
-def test_a_timed_layer_overwrites_its_input_and_gets_the_reference_gradients() -> None:
+def test_timed_layer_overwrites_input_and_has_reference_gradients() -> None:
     x, dz = torch.randn(2, 4, 3, 3), torch.randn(2, 4, 3, 3)
     norm, other = InPlaceABN(4), InPlaceABN(4)
     token, buffer = torch.ones((), requires_grad=True), x.clone()
@@ -169,7 +169,7 @@ def test_budgets_of_compiled_models_do_not_get_mixed_up() -> None:
     assert torch._functorch.config.activation_memory_budget == 1.0  # the process keeps its own
 
 
-def test_errors_in_the_network_section_are_named() -> None:
+def test_errors_in_network_section_are_named() -> None:
     with pytest.raises(ConfigError, match=r"resnet19.*resnet18"):
         replace(TINY, spec=NetworkSpec(arch="resnet19")).build("standard", "plain")
     with pytest.raises(ConfigError, match="4 stages"):
@@ -180,7 +180,7 @@ def test_errors_in_the_network_section_are_named() -> None:
         choose_strategies(EAGER, ["nothing"])
 
 
-def test_every_value_of_the_memory_option_is_a_strategy() -> None:
+def test_every_value_of_memory_option_is_strategy() -> None:
     values = {memory for record in ARCHITECTURES.values() for memory in record.memory}
     assert {strategy.memory for strategy in EAGER} == values
 
@@ -194,7 +194,7 @@ def test_networks_are_measured_relative_to_eager_std_bn() -> None:
     assert results.records[0]["subject"] == "resnet18 (1-1-1-1)"
 
 
-def test_a_network_of_another_package_has_its_own_norms_checkpointed_or_lean() -> None:
+def test_external_network_keeps_its_norms() -> None:
     results = new_results()
     setup = Setup(NetworkSpec(arch="torchvision:resnet18"), batch=2, size=32)
     measure_strategies(results, setup, choose_strategies(EAGER, ["std-BN*", "iABN", "RevNet"]), rounds=0)
@@ -211,7 +211,7 @@ def test_a_network_of_another_package_has_its_own_norms_checkpointed_or_lean() -
         replace(setup, structure=(1, 1)).build("standard", "plain")
 
 
-def test_a_failing_strategy_is_noted_unless_it_is_the_baseline() -> None:
+def test_failing_strategy_is_noted_unless_it_is_baseline() -> None:
     def refuse(model: nn.Module) -> nn.Module:
         model.register_forward_pre_hook(lambda *_: torch.zeros(2) + torch.zeros(3))
         return model
@@ -225,7 +225,7 @@ def test_a_failing_strategy_is_noted_unless_it_is_the_baseline() -> None:
         measure_strategies(new_results(), TINY, [replace(refused, name=BASELINE)], rounds=0)
 
 
-def test_reversible_networks_are_measured_beside_the_ordinary_ones() -> None:
+def test_reversible_networks_are_measured_beside_ordinary_ones() -> None:
     results = new_results()
     setup = Setup(NetworkSpec(arch="resnet32_cifar"), batch=2, size=32)
     measure_strategies(results, setup, choose_strategies(EAGER, ["*RevNet*", "std-BN checkpointed"]), rounds=0)
@@ -254,7 +254,7 @@ TOLERANCE = 0.05  # of a prediction
 
 
 def predict_and_count(setup: Setup, strategy: Strategy) -> tuple[int, int]:
-    """Return the predicted peak of a step with the setup's batch, and that of the tensors of a real step, in bytes."""
+    """Return the predicted and the measured peak of a step with the setup's batch, in bytes of tensors."""
     predicted, model = memory_prediction.MemoryPrediction(setup, strategy).bytes_for(setup.batch), strategy.build(setup)
     constant = (
         2 * sum(p.nbytes for p in model.parameters()) + sum(b.nbytes for b in model.buffers()) + setup.input_bytes
@@ -262,7 +262,7 @@ def predict_and_count(setup: Setup, strategy: Strategy) -> tuple[int, int]:
     return predicted - constant, count_memory(setup.forward_of(model), model.parameters()).peak
 
 
-def test_a_segmentation_network_is_measured_with_label_maps_and_a_pixel_wise_loss() -> None:
+def test_segmentation_is_measured_with_pixel_wise_loss() -> None:
     setup = Setup(NetworkSpec(arch="deeplab_resnet18", num_classes=5), batch=2, size=32)
     assert setup.input_bytes == 2 * 32 * 32 * (3 * 4 + 8)
     assert setup.forward_of(lambda images: images.new_zeros(2, 5, 32, 32))().item() == pytest.approx(2 * math.log(5))
@@ -270,7 +270,7 @@ def test_a_segmentation_network_is_measured_with_label_maps_and_a_pixel_wise_los
     assert predicted == pytest.approx(taken, rel=TOLERANCE)
 
 
-def test_the_note_on_a_reversible_network_names_its_ordinary_twin() -> None:
+def test_note_on_reversible_network_names_its_ordinary_twin() -> None:
     with pytest.raises(ConfigError, match="is the reversible twin of resnet32_cifar; benchmark resnet32_cifar"):
         Setup(NetworkSpec(arch="revnet38_cifar"), batch=2, size=32).reversible_twin()
 
@@ -295,7 +295,7 @@ def test_predictions_are_within_5_percent_of_real_steps(arch: str, kernels: str)
             assert predicted == pytest.approx(taken, rel=TOLERANCE), strategy.name
 
 
-def test_the_bytes_that_lean_networks_hold_are_predicted() -> None:
+def test_held_bytes_of_lean_networks_are_predicted() -> None:
     setup = Setup(NetworkSpec(arch="torchvision:resnet18"), batch=2, size=64)
     for strategy in choose_strategies(EAGER, ["std-BN lean*"]):
         real, abstract = strategy.build(setup), strategy.build(replace(setup, device=torch.device("meta")))
@@ -305,7 +305,7 @@ def test_the_bytes_that_lean_networks_hold_are_predicted() -> None:
         assert predicted.held == pytest.approx(taken.held, rel=TOLERANCE)
 
 
-def test_the_lean_rule_takes_every_budget_that_it_is_given() -> None:
+def test_lean_rule_takes_every_budget() -> None:
     model = nn.Linear(2, 2)
     compiled = [each for each in all_strategies([0.0, 0.5, 1.0]) if each.budget is not None]
     assert {each.budget for each in compiled if each.has_lean_rule} == {0.5, 1.0}
@@ -317,7 +317,7 @@ def test_the_lean_rule_takes_every_budget_that_it_is_given() -> None:
 
 
 def front() -> dict[str, Any]:
-    """Points as crowded as those of a real run."""
+    """Points as crowded as in a real run."""
     results = Results("model", "zoo benchmark model x", CPU, {"threads": 1})
     case = Case("net", (2, 3, 8, 8), "float32", "contiguous")
     for index, strategy in enumerate(all_strategies([0.2, 0.5, 1.0])):
@@ -328,12 +328,12 @@ def front() -> dict[str, Any]:
     return results.content()
 
 
-def test_the_plot_is_a_png() -> None:
+def test_plot_is_png() -> None:
     pytest.importorskip("matplotlib")
-    assert model.draw(front()).startswith(b"\x89PNG\r\n")
+    assert model.draw_strategies(front()).startswith(b"\x89PNG\r\n")
 
 
-def test_a_strategy_is_a_point_and_the_budgets_of_a_compiled_network_are_a_curve() -> None:
+def test_strategies_are_points_and_budgets_are_curve() -> None:
     lines = {line.label: line for line in model.lines_of(front(), "net", "peak")}
     assert {"std-BN", "iABN checkpointed", "RevNet, iABN", "compiled iABN"} <= lines.keys()
     assert len(lines["compiled iABN"].x) == len(lines["compiled std-BN, lean rule"].x) == 3
@@ -341,7 +341,7 @@ def test_a_strategy_is_a_point_and_the_budgets_of_a_compiled_network_are_a_curve
     assert "without a time" not in lines
 
 
-def test_without_matplotlib_the_error_names_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_matplotlib_error_names_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     with pytest.raises(ConfigError, match="--no-plot"):
         plot_style.check_matplotlib()

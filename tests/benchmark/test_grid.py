@@ -1,4 +1,4 @@
-"""The benchmark of grids finds what is known: exact reconstruction on a grid, and rounding errors without one."""
+"""The benchmark of grids finds exact reconstruction on a grid and rounding errors without one."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class _Scale(nn.Module):
         return x * (1 + self.drift * next(self.calls))
 
 
-def test_the_error_of_a_block_is_the_error_of_its_input() -> None:
+def test_block_has_error_of_its_input() -> None:
     chain = ReversibleSequential([ReversibleBlock(_Scale(0.0), _Scale(drift)) for drift in (0.0, 0.1)]).double()
     x = torch.randn(2, 4, 3, 3, dtype=torch.float64, requires_grad=True)
     with reconstruction_errors(nn.ModuleDict({"stage": chain})) as errors:
@@ -50,7 +50,7 @@ def tiny(arch: str) -> Setup:
 
 
 @pytest.mark.slow
-def test_grids_reconstruct_exactly_and_finer_grids_change_the_logits_less(tmp_path: Path) -> None:
+def test_grids_reconstruct_exactly_and_finer_grids_change_logits_less(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     results = Results("grid", "zoo benchmark grid x", CPU, {"threads": 1})
     measure_grids(results, tiny("revnet38_cifar"), (8, 14), steps=3, rounds=1)
@@ -73,14 +73,14 @@ def test_grids_reconstruct_exactly_and_finer_grids_change_the_logits_less(tmp_pa
     assert (tmp_path / "grid.png").read_bytes().startswith(b"\x89PNG\r\n")
 
 
-def test_values_beyond_the_range_of_a_grid_are_noted() -> None:
+def test_values_beyond_the_range_of_grid_are_noted() -> None:
     results = Results("grid", "zoo benchmark grid x", CPU, {"threads": 1})
     measure_grids(results, tiny("revnet38_cifar"), (22,), steps=1, rounds=0)
     assert "revnet38_cifar, grid 22: block" in results.notes[0]
     assert "set grid_bits to" in results.notes[0]
 
 
-def test_a_network_without_a_grid_is_refused() -> None:
+def test_network_without_grid_raises() -> None:
     results = Results("grid", "zoo benchmark grid x", CPU, {"threads": 1})
     with pytest.raises(ConfigError, match="grid_bits"):
         measure_grids(results, tiny("revnext"), (14,), steps=1, rounds=0)

@@ -28,7 +28,7 @@ def records(path: Path) -> dict[tuple[str, str, str], float]:
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*changes.*")
-def test_a_network_of_zoo_and_one_of_torchvision_are_measured(tmp_path: Path) -> None:
+def test_network_of_zoo_and_one_of_torchvision_are_measured(tmp_path: Path) -> None:
     names = ["resnet18", "torchvision:mobilenet_v3_small"]
     others = ["torchvision:r3d_18", "torchvision:vgg11"]  # one wants films, the other has many parameters
     command = ["benchmark", "lean", "--models", *names, *others, "--batch", "2", "--size", "64", "--max-memory", "1GB"]
@@ -52,8 +52,8 @@ def test_a_network_of_zoo_and_one_of_torchvision_are_measured(tmp_path: Path) ->
 def test_different_bits_are_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     compute = recipes.compute
 
-    def wrong(value: recipes.Value) -> Tensor:
-        return compute(value) * 1.5
+    def wrong(target: recipes.TrackedTensor) -> Tensor:
+        return compute(target) * 1.5
 
     monkeypatch.setattr(recipes, "compute", wrong)
     command = ["benchmark", "lean", "--models", "resnet18", "--batch", "2", "--size", "64", "--rounds", "0"]
@@ -96,7 +96,7 @@ def twice(channels: int, width: int) -> nn.Module:
     )
 
 
-def test_the_peak_of_a_u_net_exceeds_its_held_bytes_by_the_gradients_of_its_widest_maps() -> None:
+def test_peak_of_u_net_exceeds_held_bytes_by_widest_gradients() -> None:
     """Where the maps are largest, the values computed again and the gradients are alive at one time."""
     model, images = UNet().to("meta"), torch.randn(2, 3, 64, 64, device="meta")
     plain = count_memory(lambda: model(images).square().mean(), model.parameters())

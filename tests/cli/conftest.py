@@ -7,7 +7,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+import torch
 
+import zoo
 from tests.engine.tiny import make_images
 from tests.hub_server import _package_and_hub, hub
 from zoo.cli import main
@@ -51,3 +53,15 @@ def _committed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Commands that warn of a checkout with changes do not, while somebody works on it; time stands still."""
     monkeypatch.setattr("zoo.run.environment.checkout_commit", lambda: "0" * 40)
     monkeypatch.setattr("zoo.run.environment.utc_now", lambda: "2026-01-02T03:04:05+00:00")
+
+
+def write_segmenter(root: Path) -> tuple[Path, Path]:
+    """Write an experiment of a small network for Vistas, and weights as a snapshot of body, head and cls."""
+    network = {"arch": "deeplab_resnet18", "activation": "leaky_relu", "bn_mode": "inplace", "classes": 65}
+    settings = {"network": network, "segmentation": {"layout": "vistas", "longest_side_val": 48}}
+    (root / "tiny.json").write_text(json.dumps(settings))
+    torch.manual_seed(0)
+    model = zoo.get("deeplab_resnet18", norm="inplace", num_classes=65).eval()
+    parts = {part: getattr(model, part).state_dict() for part in ("body", "head", "cls")}
+    torch.save({"state_dict": parts}, root / "model.pth.tar")
+    return root / "tiny.json", root / "model.pth.tar"

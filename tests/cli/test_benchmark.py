@@ -32,7 +32,7 @@ def run(out: Path, *words: str) -> tuple[int, dict]:
     return code, content
 
 
-def test_the_layer_benchmark_measures_the_requested_layers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_layer_benchmark_measures_requested_layers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("zoo.benchmark.layer._compiled", lambda layer: layer)
     code, content = run(tmp_path / "layer", "layer", "--shapes", "3x2x5x1", "--dtypes", "float32",
                         "--layouts", "channels_last", "--rounds", "2", "--threads", "1")  # fmt: skip
@@ -43,9 +43,7 @@ def test_the_layer_benchmark_measures_the_requested_layers(tmp_path: Path, monke
     assert content["settings"]["allocator"] == "left alone"
 
 
-def test_model_prints_the_table_that_it_writes_and_draws_a_plot(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_model_prints_and_writes_table_and_draws_plot(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("matplotlib")
     code, content = run(tmp_path / "model", "model", "resnet18", "--batch", "2", "--rounds", "1", "--plot", *SMALL)
     assert code == 0

@@ -42,7 +42,7 @@ def trained(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     return request.param, root / "log" / "checkpoint.pth.tar", data
 
 
-def test_the_checkpoint_names_its_network(trained: tuple[str, Path, Path]) -> None:
+def test_checkpoint_names_its_network(trained: tuple[str, Path, Path]) -> None:
     arch, checkpoint, _ = trained
     assert read(checkpoint)["network"] == {
         "arch": arch, "num_classes": 2, "memory": "lean", "options": {}, "class_names": ["class0", "class1"],
@@ -50,7 +50,7 @@ def test_the_checkpoint_names_its_network(trained: tuple[str, Path, Path]) -> No
     }  # fmt: skip
 
 
-def test_zoo_get_builds_the_network_of_a_checkpoint(trained: tuple[str, Path, Path]) -> None:
+def test_zoo_get_builds_network_of_checkpoint(trained: tuple[str, Path, Path]) -> None:
     arch, path, _ = trained
     model, weights = zoo.get(path), read_weights(path).state_dict
     assert model.state_dict().keys() == weights.keys()
@@ -68,7 +68,7 @@ def test_zoo_get_builds_the_network_of_a_checkpoint(trained: tuple[str, Path, Pa
         zoo.get("resnet18", weights=path)
 
 
-def test_a_classifier_for_other_classes_is_left_out(
+def test_classifier_for_other_classes_is_left_out(
     trained: tuple[str, Path, Path], caplog: pytest.LogCaptureFixture
 ) -> None:
     _, checkpoint, _ = trained
@@ -80,9 +80,7 @@ def test_a_classifier_for_other_classes_is_left_out(
     assert model.eval()(torch.randn(1, 3, 32, 32)).shape == (1, 5)
 
 
-def test_a_run_begins_with_pretrained_weights_for_other_classes(
-    trained: tuple[str, Path, Path], tmp_path: Path
-) -> None:
+def test_run_begins_with_pretrained_weights_for_other_classes(trained: tuple[str, Path, Path], tmp_path: Path) -> None:
     arch, checkpoint, _ = trained
     data = make_images(tmp_path / "data", num_train=6, num_val=2)
     for split in ("train", "val"):
@@ -113,7 +111,7 @@ def _changed(checkpoint: Path, path: Path, **changes: Any) -> Path:
         ({"arch": "torchvision:resnet18"}, "does not fit ResNet"),
     ],
 )
-def test_impossible_records_are_refused(
+def test_impossible_records_fail(
     changes: dict[str, Any], words: str, trained: tuple[str, Path, Path], tmp_path: Path
 ) -> None:
     _arch, checkpoint, _ = trained

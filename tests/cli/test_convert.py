@@ -33,7 +33,7 @@ def convert(kind, source, target, *options):
 
 
 @pytest.mark.smoke
-def test_a_round_trip_through_files_gives_the_same_weights(files, tmp_path, capsys):
+def test_round_trip_through_files_gives_the_same_weights(files, tmp_path, capsys):
     assert convert("from-torchvision", files / "tv.pth", tmp_path / "a.pth", "--json", str(tmp_path / "a.json")) == 0
     assert convert("to-torchvision", tmp_path / "a.pth", tmp_path / "b.pth") == 0
     given, back = torch.load(files / "tv.pth"), torch.load(tmp_path / "b.pth")
@@ -44,7 +44,7 @@ def test_a_round_trip_through_files_gives_the_same_weights(files, tmp_path, caps
 
 
 @pytest.mark.parametrize("kind", ["standard-to-inplace", "inplace-to-standard", "export"])
-def test_each_kind_writes_a_file_that_torch_loads(kind, files, tmp_path):
+def test_torch_loads_written_file_of_each_kind(kind, files, tmp_path):
     assert convert(kind, files / "zoo.pth", tmp_path / "new.pth") == 0
     assert "classifier.fc.bias" in read_state_dict(tmp_path / "new.pth")
     assert "classifier.fc.bias" in torch.load(tmp_path / "new.pth", weights_only=True)["state_dict"]
@@ -64,7 +64,7 @@ def test_user_errors_print_one_message_and_leave_no_file(kind, options, message,
     assert not list(tmp_path.iterdir())
 
 
-def test_the_source_is_never_overwritten(files, capsys):
+def test_source_is_never_overwritten(files, capsys):
     assert convert("export", files / "zoo.pth", files / "zoo.pth") == 2
     assert "TARGET is the same file as SOURCE" in capsys.readouterr().err
 
@@ -74,14 +74,14 @@ def run(kind, source, target, *options):
     return main(["convert", kind, str(source), str(target), *options])
 
 
-def test_a_file_without_a_network_description_asks_for_the_name(files, tmp_path, capsys):
+def test_file_without_network_description_asks_for_name(files, tmp_path, capsys):
     assert run("export", files / "zoo.pth", tmp_path / "x.pth") == 2
     message = capsys.readouterr().err
     assert "does not say which network it belongs to" in message
     assert "--arch" in message
 
 
-def test_a_checkpoint_is_exported_with_its_own_network(finished, tmp_path):
+def test_checkpoint_is_exported_with_its_own_network(finished, tmp_path):
     """In-place norms read scales as |w| + eps: taken for standard ones they would give another network."""
     assert run("export", finished.checkpoint, tmp_path / "x.pth") == 0
     images = torch.randn(2, 3, 10, 10)  # the crop of the run
@@ -91,7 +91,7 @@ def test_a_checkpoint_is_exported_with_its_own_network(finished, tmp_path):
         zoo.load_weights(zoo.get("resnet18", num_classes=2), finished.checkpoint)
 
 
-def test_an_existing_file_is_overwritten_only_on_request(files, tmp_path, capsys):
+def test_existing_file_is_overwritten_only_on_request(files, tmp_path, capsys):
     target = tmp_path / "there.pth"
     target.write_bytes(b"something that took days")
     assert convert("from-torchvision", files / "tv.pth", target) == 2

@@ -1,4 +1,4 @@
-"""``zoo data`` prints what is in a folder and all that is wrong with it."""
+"""``zoo data`` prints the contents of a folder and all its faults."""
 
 from __future__ import annotations
 
@@ -19,15 +19,13 @@ def config(tmp_path: Path) -> Path:
     return path
 
 
-def test_the_images_of_a_sound_folder_are_counted(
-    config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_images_of_sound_folder_are_counted(config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     data = make_labeled(tmp_path / "data", 3, 2)
     assert main(["data", "check", str(config), str(data), "-j", "0"]) == 0
     assert capsys.readouterr().out.splitlines() == ["train: 3 images, 0 faults", "val: 2 images, 0 faults"]
 
 
-def test_all_faults_are_printed_and_the_exit_code_is_that_of_an_error(
+def test_all_faults_are_printed_and_exit_code_is_2(
     config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     data = make_labeled(tmp_path / "data", 3, 1)
@@ -70,7 +68,7 @@ def test_masks_of_0_and_255_are_named_with_their_remedy(
 
 
 @pytest.mark.parametrize("split", ["train", "val"])
-def test_classes_without_a_pixel_are_named_for_each_split(
+def test_classes_without_pixel_are_named_for_each_split(
     config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], split: str
 ) -> None:
     data = make_labeled(tmp_path / "data", 3, 2)
@@ -83,7 +81,7 @@ def test_classes_without_a_pixel_are_named_for_each_split(
 
 
 @pytest.mark.parametrize("split", ["train", "val"])
-def test_a_void_split_raises_an_error_but_a_void_label_map_does_not(
+def test_void_split_raises_but_void_label_map_does_not(
     config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], split: str
 ) -> None:
     data = make_labeled(tmp_path / "data", 3, 2)

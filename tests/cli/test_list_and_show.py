@@ -15,7 +15,7 @@ def _cells(line: str) -> list[str]:
     return [cell.strip() for cell in line.split("|")[1:-1]]
 
 
-def test_the_table_has_sizes_and_published_scores(capsys: pytest.CaptureFixture[str]) -> None:
+def test_table_has_sizes_and_published_scores(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["list", "resnext101*"]) == 0
     lines = capsys.readouterr().out.splitlines()
     rows = {_cells(line)[0]: _cells(line) for line in lines if line.startswith("| resnext101")}
@@ -24,12 +24,12 @@ def test_the_table_has_sizes_and_published_scores(capsys: pytest.CaptureFixture[
     assert len(rows) == 4
 
 
-def test_a_pattern_without_match_names_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
+def test_pattern_without_match_names_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["list", "resnet19"]) == 2
     assert "resnet18" in capsys.readouterr().err
 
 
-def test_a_published_network_is_shown_with_origin_and_license(capsys: pytest.CaptureFixture[str]) -> None:
+def test_published_network_is_shown_with_origin_and_license(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["show", "resnext101_ipabn_lr_512"]) == 0
     out = capsys.readouterr().out
     for fact in ("42,902,312", "three 3x3", "3b7a221cbc076410eb12c8dd361b7e4e", "ImageNet terms", "79.52", "mod5"):
@@ -48,7 +48,7 @@ def test_doctor_names_versions_kernels_and_folders(
         assert fact in out
 
 
-def test_a_network_is_shown_as_json_with_its_options_explained(capsys: pytest.CaptureFixture[str]) -> None:
+def test_network_is_shown_as_json_with_its_options_explained(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["show", "resnext101_ipabn_lr_512", "--json"]) == 0
     shown = json.loads(capsys.readouterr().out)
     assert (shown["parameters"], shown["published"]["network"]["norm"]) == (42_902_312, "inplace")
@@ -58,9 +58,7 @@ def test_a_network_is_shown_as_json_with_its_options_explained(capsys: pytest.Ca
 
 
 @pytest.mark.parametrize("name", ["cifar10_resnet18_ipabn", "resnext101_ipabn_lr_512.json"])
-def test_a_bundled_experiment_is_shown_as_settings_that_can_be_read_again(
-    capsys: pytest.CaptureFixture[str], name: str
-) -> None:
+def test_shown_experiment_can_be_parsed_again(capsys: pytest.CaptureFixture[str], name: str) -> None:
     bundled = load_experiment(name)
     assert main(["show", name, "--json"]) == 0
     assert parse_experiment(json.loads(capsys.readouterr().out), "shown") == bundled
@@ -68,7 +66,7 @@ def test_a_bundled_experiment_is_shown_as_settings_that_can_be_read_again(
     assert parse_experiment(json.loads(capsys.readouterr().out), "shown") == bundled
 
 
-def test_an_unknown_experiment_suggests_the_nearest_name(capsys: pytest.CaptureFixture[str]) -> None:
+def test_unknown_experiment_suggests_the_nearest_name(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["show", "revnet38_cifar1.json"]) == 2
     assert "revnet38_cifar10" in capsys.readouterr().err
     assert main(["show", "resnet50_ipabn-sync_lr_51"]) == 2  # a network and an experiment have the name

@@ -55,7 +55,7 @@ def _text(action: argparse.Action) -> str:
     return str(list(action.default) if isinstance(action.default, tuple) else action.default)
 
 
-def test_commands_and_options_match_the_golden_file() -> None:
+def test_commands_and_options_match_golden_file() -> None:
     assert _options() == json.loads(GOLDEN.read_text()), "if the change is wanted: python -m tests.golden"
 
 
@@ -64,7 +64,7 @@ def test_help_and_usage_errors_need_no_import_of_torch() -> None:
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
-def test_a_user_error_prints_one_message_without_a_traceback(capsys: pytest.CaptureFixture[str]) -> None:
+def test_user_error_prints_one_message_without_traceback(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["train", "no-such-file.json", "data"]) == 2
     error = capsys.readouterr().err
     assert error.startswith("zoo train: ")
@@ -72,7 +72,7 @@ def test_a_user_error_prints_one_message_without_a_traceback(capsys: pytest.Capt
     assert "Traceback" not in error
 
 
-def test_debug_prints_the_traceback_of_a_user_error(capsys: pytest.CaptureFixture[str]) -> None:
+def test_debug_prints_traceback_of_user_error(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["train", "no-such-file.json", "data", "--debug"]) == 2
     assert "Traceback" in capsys.readouterr().err
 
@@ -86,7 +86,7 @@ def test_internal_errors_are_not_hidden(monkeypatch: pytest.MonkeyPatch) -> None
         main(["list"])
 
 
-def test_the_exit_code_matches_the_error(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_exit_code_matches_error(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(name: str, pretrained: bool) -> None:
         error = DataError("broken")
         error.exit_code = 75
@@ -102,9 +102,10 @@ def test_the_exit_code_matches_the_error(monkeypatch: pytest.MonkeyPatch) -> Non
         ("train a b --helpp", "unrecognized arguments: --helpp"),
         ("trian a b", "invalid choice: 'trian' (choose from "),
         ("data", "the following arguments are required: KIND"),
+        ("segment a b c --scales=__import__('os').abort()", "invalid float value"),
     ],
 )
-def test_a_wrong_command_or_option_is_named(command: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_wrong_command_or_option_is_named(command: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as error:
         main(command.split())
     assert error.value.code == 2

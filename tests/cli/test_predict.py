@@ -1,4 +1,4 @@
-"""``zoo predict`` names what is in images."""
+"""``zoo predict`` prints the classes of images."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def _predict(capsys: pytest.CaptureFixture[str], *command: object) -> list[dict[
     return found
 
 
-def test_predictions_equal_the_network_with_its_own_preprocessing(
+def test_predictions_equal_network_with_its_own_preprocessing(
     finished: Run, capsys: pytest.CaptureFixture[str]
 ) -> None:
     image = finished.data / "val" / "class1" / "1.png"
@@ -40,7 +40,7 @@ def test_predictions_equal_the_network_with_its_own_preprocessing(
         assert entry["probability"] == pytest.approx(float(expected[entry["class"]]), rel=1e-4)
 
 
-def test_a_thousand_classes_have_imagenet_names(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_thousand_classes_have_imagenet_names(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     model = zoo.get("resnet18")
     with torch.no_grad():
         model.classifier.fc.bias[281] = 1e4
@@ -66,7 +66,7 @@ def test_bad_images_are_named_and_the_others_keep_their_results(
     assert "2 of 3 images" in output.err
 
 
-def test_no_usable_image_is_an_error_without_output(
+def test_no_usable_image_fails_without_output(
     finished: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     paths = [tmp_path / f"{index}.jpg" for index in range(12)]
@@ -77,7 +77,7 @@ def test_no_usable_image_is_an_error_without_output(
     assert "11.jpg" in output.err
 
 
-def test_names_are_exact_in_json_and_printable_elsewhere(
+def test_names_are_exact_in_json_and_escaped_in_text(
     finished: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / os.fsdecode("\x1b[31mé\n|".encode() + b"\xff.png")
@@ -95,9 +95,7 @@ def test_names_are_exact_in_json_and_printable_elsewhere(
     assert r"\x1b[31mé\n\|\udcff.png" in lines[2]
 
 
-def test_an_image_predicted_alone_is_what_validation_scored(
-    finished: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_single_prediction_equals_validation(finished: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "predictions.csv"
     assert main(["validate", str(finished.checkpoint), str(finished.data), "-j", "0", "--predictions", str(file)]) == 0
     capsys.readouterr()

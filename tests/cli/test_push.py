@@ -46,7 +46,7 @@ def assert_same(one: dict[str, Any], other: dict[str, Any]) -> None:
     assert all(torch.equal(tensor, other[key]) for key, tensor in one.items())
 
 
-def test_a_pushed_network_loads_unchanged(hub: Hub, weights: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_pushed_network_loads_unchanged(hub: Hub, weights: Path, capsys: pytest.CaptureFixture[str]) -> None:
     from safetensors.torch import load
 
     assert push(weights, weights, "--license", "mit") == 0
@@ -69,14 +69,14 @@ def test_a_pushed_network_loads_unchanged(hub: Hub, weights: Path, capsys: pytes
     assert "## Scores" not in page
 
 
-def test_an_existing_model_card_is_kept_and_the_weights_are_replaced(hub: Hub, weights: Path) -> None:
+def test_existing_model_card_is_kept_and_weights_are_replaced(hub: Hub, weights: Path) -> None:
     hub.commit(REPOSITORY, {"README.md": b"mine", "model.safetensors": b"old"})
     assert push(weights, weights, "--license", "mit") == 0
     assert card_of(hub) == "mine"
     assert_same(zoo.get(f"hf-hub:{REPOSITORY}").state_dict(), read_state_dict(weights))
 
 
-def test_the_license_is_given_or_taken_from_published_weights(
+def test_license_is_given_or_taken_from_published_weights(
     hub: Hub, weights: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert push(weights, weights) == 2
@@ -107,7 +107,7 @@ def test_user_errors_print_one_message_and_send_nothing(
     assert not hub.requests
 
 
-def test_a_hub_that_refuses_is_one_message(
+def test_hub_error_prints_one_message(
     hub: Hub, weights: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("HF_TOKEN", "wrong")
@@ -119,9 +119,7 @@ def test_a_hub_that_refuses_is_one_message(
     assert not hub.repositories
 
 
-def test_timm_loads_a_network_of_timm_that_was_pushed(
-    hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_timm_loads_pushed_timm_network(hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     timm = pytest.importorskip("timm")
     import huggingface_hub
 
@@ -140,9 +138,7 @@ def test_timm_loads_a_network_of_timm_that_was_pushed(
 
 
 @pytest.mark.slow
-def test_timm_loads_a_torchvision_compatible_network_after_a_conversion(
-    hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_timm_loads_converted_torchvision_network(hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     timm = pytest.importorskip("timm")
     import huggingface_hub
 

@@ -77,7 +77,7 @@ def _reproduce(data: Path, out: Path, *options: str, models: tuple[str, ...] = (
     return code, json.loads(file.read_text())["rows"] if file.exists() else []
 
 
-def test_all_protocols_are_measured_beside_the_published_scores(
+def test_all_protocols_are_measured_beside_published_scores(
     loads: Loads, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     code, rows = _reproduce(data, tmp_path / "out")
@@ -95,16 +95,14 @@ def test_all_protocols_are_measured_beside_the_published_scores(
     assert str(tmp_path / "out" / "imagenet.json") in printed
 
 
-def test_a_score_that_is_off_ends_with_exit_code_3(
-    loads: Loads, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_wrong_score_exits_with_3(loads: Loads, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     loads.model.wrong = True
     code, _ = _reproduce(data, tmp_path, "--protocols", "center224")
     assert code == 3
     assert "off: -100.00 points" in capsys.readouterr().out
 
 
-def test_a_limited_run_is_underpowered_and_replaced_by_a_whole_one(
+def test_limited_run_is_underpowered_and_replaced_by_whole_one(
     loads: Loads, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     loads.model.wrong = True
@@ -116,7 +114,7 @@ def test_a_limited_run_is_underpowered_and_replaced_by_a_whole_one(
     assert (code, row["count"], row["top1"]) == (0, NUM_IMAGES, 100.0)
 
 
-def test_an_interrupted_run_keeps_its_scores_and_continues(
+def test_interrupted_run_keeps_its_scores_and_continues(
     loads: Loads, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     score, calls = scoring.score, []
@@ -137,11 +135,8 @@ def test_an_interrupted_run_keeps_its_scores_and_continues(
     assert (_reproduce(data, tmp_path)[0], loads.names) == (0, []), "everything is measured"
 
 
-def test_networks_without_weights_are_left_out_with_the_reason(
-    loads: Loads,
-    data: Path,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
+def test_networks_without_weights_are_left_out_with_reason(
+    loads: Loads, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     loads.without_weights = {NAME}
     code, rows = _reproduce(data, tmp_path, "--protocols", "center224", models=("resnet*",))
@@ -160,7 +155,7 @@ def test_networks_without_weights_are_left_out_with_the_reason(
         (["--data", "DATA", "--models", "resnet43"], "no published network is called 'resnet43'"),
     ],
 )
-def test_unusable_data_or_networks_raise_an_error_before_any_network_is_loaded(
+def test_unusable_data_raises_before_networks_are_loaded(
     loads: Loads, data: Path, tmp_path: Path, options: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = [str(data) if word == "DATA" else word for word in options]
@@ -170,7 +165,7 @@ def test_unusable_data_or_networks_raise_an_error_before_any_network_is_loaded(
 
 
 @pytest.mark.parametrize("text", ["[]", '{"benchmark": "imagenet", "rows": [{}]}'])
-def test_a_foreign_file_is_not_overwritten(
+def test_foreign_file_is_not_overwritten(
     loads: Loads, data: Path, tmp_path: Path, text: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "imagenet.json").write_text(text)
@@ -179,7 +174,7 @@ def test_a_foreign_file_is_not_overwritten(
     assert (tmp_path / "imagenet.json").read_text() == text
 
 
-def test_verified_weights_from_the_cache_are_scored(
+def test_verified_weights_from_cache_are_scored(
     monkeypatch: pytest.MonkeyPatch, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("zoo.reproduce.imagenet.NUM_CLASSES", 2)

@@ -1,4 +1,4 @@
-"""``zoo reproduce`` PAPER and ``all`` write reports and the scoreboard, and refuse what they cannot use at once."""
+"""``zoo reproduce`` PAPER and ``all`` write reports and the scoreboard, and reject unusable input at once."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.reproduce.scoreboards import number, publish
 from zoo.benchmark.plot_style import Line, Panel
 from zoo.cli import main
 from zoo.reproduce import measurements
-from zoo.reproduce.comparison import Comparison, Section
+from zoo.reproduce.comparison import Comparison, ReportSection
 from zoo.reproduce.papers import PAPERS
 
 pytestmark = pytest.mark.slow  # trains and scores
@@ -36,16 +36,16 @@ def given(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     received: list[Any] = []
     for paper, (table, figure) in NUMBERS.items():
 
-        def measure_table(table: Any = table) -> Section:
+        def measure_table(table: Any = table) -> ReportSection:
             panel = Panel("p", "x", "y", [Line("a", [1, 2], [3.0, 4.0])])
             bytes_ = Comparison("bytes", 2.1, table)
-            return Section("table9", "Table 9", "Measured.", [bytes_], panels=[panel])
+            return ReportSection("table9", "Table 9", [bytes_], panels=[panel])
 
-        def measure_figure(inputs: Any, figure: Any = figure) -> Section:
+        def measure_figure(inputs: Any, figure: Any = figure) -> ReportSection:
             received.append(inputs)
             needed = Comparison("bytes", None, figure, pending="`zoo train x DATA`")
             ran = Comparison("bytes", 3, figure, environment={"commit": "1"})
-            return Section("figure1", "Figure 1", "Measured.", [ran if inputs else needed])
+            return ReportSection("figure1", "Figure 1", [ran if inputs else needed])
 
         measurements.measures(paper, "Figure 1", given="scores" if paper == "inplace_abn" else "runs")(measure_figure)
         measurements.measures(paper, "Table 9")(measure_table)
@@ -56,7 +56,7 @@ def reproduce(*words: object) -> int:
     return main(["reproduce", *map(str, words), "--no-plot"])
 
 
-def test_report_and_plots_are_written_and_progress_and_verdicts_printed(
+def test_report_and_plots_are_written_and_verdicts_printed(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:
     pytest.importorskip("matplotlib")
@@ -93,14 +93,14 @@ def test_only_written_files_are_printed(
     assert {Path(line.removeprefix("written: ")) for line in printed} == set(Path("out").iterdir())
 
 
-def test_the_table_holds_only_the_requested_rows(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_table_holds_only_requested_rows(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert reproduce("all", "--out", tmp_path) == 0
     assert capsys.readouterr().out.count(" Table 9 ") == 3
     assert reproduce("revnet", "--only", "Figure 1", "--out", tmp_path) == 0
     assert capsys.readouterr().out.startswith("Of 2 published numbers, 1 are measured")
 
 
-def test_all_measures_every_paper_and_counts_the_states(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_all_measures_every_paper_and_counts_states(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert reproduce("all", "--out", tmp_path) == 0
     lines = csv.DictReader((tmp_path / "reproduction.csv").read_text(encoding="utf-8").splitlines())
     assert [(row["state"], row["command"]) for row in lines if row["id"].startswith("revnext")] == [
@@ -112,9 +112,7 @@ def test_all_measures_every_paper_and_counts_the_states(tmp_path: Path, capsys: 
     assert all((tmp_path / f"{paper}.json").exists() for paper in PAPERS)
 
 
-def test_an_unknown_item_raises_an_error_with_the_available_items(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_unknown_item_raises_with_available_items(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert reproduce("revnet", "--only", "Table 1", "--out", tmp_path) == 2
     assert "--only: there is no measurement of Table 1; there are measurements of revnet Table 9, revnet Figure 1" in (
         capsys.readouterr().err
@@ -122,7 +120,7 @@ def test_an_unknown_item_raises_an_error_with_the_available_items(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_curves_of_runs_are_kept_and_drawn(tmp_path: Path, given: list[Any]) -> None:
+def test_curves_of_runs_are_kept_and_drawn(tmp_path: Path, given: list[Any]) -> None:
     """The file that a log folder becomes is read with the report that it is next to."""
     pytest.importorskip("matplotlib")
     folder, out = make_run(tmp_path / "run", [10.0, 20.0]), tmp_path / "out"
@@ -133,7 +131,7 @@ def test_the_curves_of_runs_are_kept_and_drawn(tmp_path: Path, given: list[Any])
     assert [[run.top1 for run in runs] for runs in given] == [[[10.0, 20.0]]] * 2
 
 
-def test_an_existing_score_report_is_read(tmp_path: Path, given: list[Any]) -> None:
+def test_existing_score_report_is_read(tmp_path: Path, given: list[Any]) -> None:
     keys = ("network", "protocol", "top1", "top5", "count", "standard_errors", "environment", "command")
     row = dict.fromkeys(keys, "a")
     (tmp_path / "imagenet.json").write_text(json.dumps({"benchmark": "imagenet", "rows": [row]}))

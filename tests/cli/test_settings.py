@@ -27,7 +27,7 @@ def test_all_settings_are_printed(capsys: pytest.CaptureFixture[str]) -> None:
         ("gamma", ["gamma", "gamma"]),
     ],
 )
-def test_a_pattern_selects_settings_by_their_dotted_name(
+def test_pattern_selects_settings_by_their_dotted_name(
     pattern: str, keys: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["settings", pattern]) == 0
@@ -35,7 +35,7 @@ def test_a_pattern_selects_settings_by_their_dotted_name(
     assert [line.split()[0] for line in lines if line.startswith("  ") and not line.startswith("   ")] == keys
 
 
-def test_an_unknown_setting_names_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
+def test_unknown_setting_names_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["settings", "optimizer.learning_rat"]) == 0
     assert main(["settings", "optimizer.lerning_rate"]) == 2
     assert "the nearest names are optimizer.learning_rate" in capsys.readouterr().err

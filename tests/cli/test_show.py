@@ -1,4 +1,4 @@
-"""``zoo show FILE`` says what is in a checkpoint or a weights file, without building anything."""
+"""``zoo show FILE`` describes a checkpoint or a weights file without building a network."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def _shown(capsys: pytest.CaptureFixture[str], path: Path) -> dict[str, str]:
     return {line[:INDENT].strip(): line[INDENT:] for line in lines if line[:INDENT].strip()}
 
 
-def test_a_checkpoint_is_shown_with_its_network_its_progress_and_its_settings(
+def test_checkpoint_is_shown_with_network_progress_and_settings(
     finished: Run, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("zoo.registry.get.build_network", lambda *args: pytest.fail("a network was built"))
@@ -37,7 +37,7 @@ def test_a_checkpoint_is_shown_with_its_network_its_progress_and_its_settings(
     assert facts["batch_size"] == "8"
 
 
-def test_a_checkpoint_is_shown_as_json(finished: Run, capsys: pytest.CaptureFixture[str]) -> None:
+def test_checkpoint_is_shown_as_json(finished: Run, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["show", str(finished.checkpoint), "--json"]) == 0
     shown = json.loads(capsys.readouterr().out)
     assert shown["network"] == read_weights(finished.checkpoint).spec.model_dump(mode="json")
@@ -46,12 +46,12 @@ def test_a_checkpoint_is_shown_as_json(finished: Run, capsys: pytest.CaptureFixt
     assert shown["settings"]["optimizer"]["batch_size"] == 8
 
 
-def test_a_log_folder_is_refused(finished: Run, capsys: pytest.CaptureFixture[str]) -> None:
+def test_log_folder_fails(finished: Run, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["show", str(finished.log_dir)]) == 2
     assert f"{finished.log_dir}: this is a folder; give a file in it" in capsys.readouterr().err
 
 
-def test_two_checkpoints_are_compared_by_the_names_of_their_tensors(
+def test_two_checkpoints_are_compared_by_tensor_names(
     finished: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     content = read_checkpoint(finished.checkpoint)
@@ -70,7 +70,7 @@ def test_two_checkpoints_are_compared_by_the_names_of_their_tensors(
     assert last == f"2 of {len(state_tensors(content))} tensors differ"
 
 
-def test_a_weights_file_is_compared_with_its_tensors_alone(
+def test_weights_file_without_training_state_is_compared(
     finished: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     weights = read_checkpoint(finished.checkpoint)["state_dict"]

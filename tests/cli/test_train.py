@@ -23,7 +23,7 @@ def _events(log_dir: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (log_dir / "metrics.jsonl").read_text().splitlines()]
 
 
-def test_a_run_leaves_checkpoints_text_metrics_and_tensorboard(finished: Run) -> None:
+def test_run_leaves_checkpoints_text_metrics_and_tensorboard(finished: Run) -> None:
     names = {path.name for path in finished.log_dir.iterdir() if not path.name.startswith("events.")}
     assert names >= {"checkpoint.pth.tar", "model_best.pth.tar", "training_0.log", "metrics.jsonl"}
     assert [event["event"] for event in _events(finished.log_dir)] == [
@@ -37,7 +37,7 @@ def test_a_run_leaves_checkpoints_text_metrics_and_tensorboard(finished: Run) ->
     assert [event.step for event in board.Scalars("val/top1")] == [3, 6]
 
 
-def test_a_run_resumes_from_its_checkpoint(finished: Run, tmp_path: Path) -> None:
+def test_run_resumes_from_its_checkpoint(finished: Run, tmp_path: Path) -> None:
     log_dir = Path(shutil.copytree(finished.log_dir, tmp_path / "log"))
     (log_dir / "checkpoint.previous.pth.tar").rename(log_dir / "checkpoint.pth.tar")
     command = ["train", str(finished.config), str(finished.data), "--log-dir", str(log_dir), "-p", "1", "-j", "0"]
@@ -50,9 +50,7 @@ def test_a_run_resumes_from_its_checkpoint(finished: Run, tmp_path: Path) -> Non
     assert [event["top1"] for event in again[1:]] == [event["top1"] for event in _events(finished.log_dir)[-5:-1]]
 
 
-def test_the_original_projects_script_scores_the_weights_of_a_run(
-    finished: Run, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_original_projects_script_scores_weights_of_run(finished: Run, capsys: pytest.CaptureFixture[str]) -> None:
     words = [str(finished.config), str(finished.data), "-e", "-j", "0"]
     assert run_script(OriginalTrain, [*words, "--resume", str(finished.checkpoint)]) == 0
     cells = [cell.strip() for cell in capsys.readouterr().out.splitlines()[2].split("|")]
@@ -62,7 +60,7 @@ def test_the_original_projects_script_scores_the_weights_of_a_run(
     assert "--evaluate scores the weights of --resume" in capsys.readouterr().err
 
 
-def test_an_experiment_is_given_by_its_name_and_has_a_folder_of_its_own(
+def test_named_experiment_has_its_own_log_folder(
     finished: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "experiments").mkdir()
@@ -76,13 +74,13 @@ def test_an_experiment_is_given_by_its_name_and_has_a_folder_of_its_own(
     assert Path("runs/tiny/checkpoint.pth.tar").is_file()
 
 
-def test_the_settings_of_a_run_are_an_experiment_file_beside_its_log(finished: Run) -> None:
+def test_settings_of_run_are_experiment_file_beside_its_log(finished: Run) -> None:
     path = finished.log_dir / "experiment.json"
     assert load_experiment(path) == load_experiment(finished.config)
     assert json.loads(path.read_text())["optimizer"]["momentum"] == 0.9  # a default
 
 
-def test_a_run_logs_a_summary_at_its_beginning_and_end(finished: Run) -> None:
+def test_run_logs_summary_at_its_beginning_and_end(finished: Run) -> None:
     text = (finished.log_dir / "training_0.log").read_text()
     validations = [event for event in _events(finished.log_dir) if event["event"] == "validation"]
     best = max(validations, key=lambda event: event["top1"])
@@ -98,7 +96,7 @@ def test_a_run_logs_a_summary_at_its_beginning_and_end(finished: Run) -> None:
     assert text.splitlines()[-1].partition(" - ")[2].startswith("best top-1")
 
 
-def test_a_finished_run_is_prolonged_by_its_own_command_and_more_epochs(
+def test_finished_run_is_prolonged_by_more_epochs(
     finished: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     log_dir = Path(shutil.copytree(finished.log_dir, tmp_path / "log"))
@@ -113,14 +111,14 @@ def test_a_finished_run_is_prolonged_by_its_own_command_and_more_epochs(
     assert "optimizer.schedule.epochs: 3 before and 2 now" in capsys.readouterr().err
 
 
-def test_the_seed_comes_from_the_command(finished: Run, tmp_path: Path) -> None:
+def test_seed_comes_from_command(finished: Run, tmp_path: Path) -> None:
     command = ["train", str(finished.config), str(finished.data), "-j", "0", "--log-dir", str(tmp_path / "log")]
     assert main([*command, "--epochs", "1", "--seed", "3"]) == 0
     assert json.loads((tmp_path / "log" / "experiment.json").read_text())["seed"] == 3
 
 
 @pytest.mark.dist
-def test_replicas_print_the_same_digests_on_one_process_and_on_two(
+def test_replicas_log_same_digests_on_one_process_and_on_two(
     finished: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     command = ["train", str(finished.config), str(finished.data), "--replicas", "4", "-j", "0", "--log-dir"]

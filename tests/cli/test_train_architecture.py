@@ -22,7 +22,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("name", ["resnet32_cifar", "torchvision:shufflenet_v2_x0_5"])
-def test_an_architecture_is_trained_by_its_name(
+def test_architecture_is_trained_by_its_name(
     name: str, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def one_epoch(arch: str, folder: Path, sections: None = None) -> zoo.config.experiment.Experiment:
@@ -40,7 +40,7 @@ def test_an_architecture_is_trained_by_its_name(
     assert type(model) is type(zoo.get(name, num_classes=2))
 
 
-def test_too_few_epochs_for_a_warm_up_are_refused_with_a_valid_number() -> None:
+def test_fewer_epochs_than_warm_up_raise_with_valid_number() -> None:
     recipe = load_experiment("imagenet_convnext_tiny")
     with pytest.raises(zoo.ConfigError, match=r"warmup_epochs = 20.0: .*--epochs 21.* warmup_epochs, such as to 0.1,"):
         with_changes(recipe, epochs=1)
@@ -58,7 +58,7 @@ def test_too_few_epochs_for_a_warm_up_are_refused_with_a_valid_number() -> None:
         ("torchvision:resnet19", "torchvision has no network called 'resnet19'; the nearest names are"),
     ],
 )  # fmt: skip
-def test_a_name_that_cannot_be_trained_is_refused(
+def test_untrainable_name_fails(
     name: str, words: str, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["train", name, str(data), "--log-dir", str(tmp_path / "log"), "-j", "0"]) == 2
@@ -75,9 +75,7 @@ def test_fewer_class_folders_in_val_than_in_train_are_named(tmp_path: Path, caps
     assert "different classes (3 only in train/: ant, bee, cat; 1 only in val/: images)" in printed
 
 
-def test_a_class_whose_letters_are_composed_in_another_way_is_explained(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_unicode_composition_of_class_name_is_explained(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for split, form in (("train", "NFD"), ("val", "NFC")):
         make_folder(tmp_path / "data" / split, {normalize(form, "café"): 2, "tea": 2})
     command = ["train", "resnet32_cifar", str(tmp_path / "data"), "--log-dir", str(tmp_path / "log"), "-j", "0"]
@@ -85,7 +83,7 @@ def test_a_class_whose_letters_are_composed_in_another_way_is_explained(
     assert "differ only in the Unicode composition of a letter" in capsys.readouterr().err
 
 
-def test_missing_classes_are_named_again_at_the_end_of_a_run(data: Path, tmp_path: Path) -> None:
+def test_missing_classes_are_named_again_at_the_end_of_run(data: Path, tmp_path: Path) -> None:
     config = with_changes(default_experiment("resnet32_cifar", data), epochs=1).model_dump(mode="json")
     config["network"]["num_classes"] = 1000
     config["input"] |= {"crop_train": 32, "scale_val": 32, "crop_val": 32}

@@ -40,7 +40,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-def test_a_run_logs_its_scores_everywhere(trained: Path) -> None:
+def test_run_logs_its_scores_everywhere(trained: Path) -> None:
     events = [json.loads(line) for line in (trained / "log" / "metrics.jsonl").read_text().splitlines()]
     assert [event["event"] for event in events] == ["start", "train", "train", "validation", "end"]
     train, validation = events[2], events[3]
@@ -58,7 +58,7 @@ def test_a_run_logs_its_scores_everywhere(trained: Path) -> None:
     assert board.Scalars("train/miou")
 
 
-def test_the_checkpoint_has_the_score_of_its_validation(trained: Path, tmp_path: Path) -> None:
+def test_checkpoint_has_score_of_its_validation(trained: Path, tmp_path: Path) -> None:
     checkpoint = trained / "log" / "checkpoint.pth.tar"
     results = {}
     for protocol in ("whole", "whole-flip"):
@@ -74,7 +74,7 @@ def test_the_checkpoint_has_the_score_of_its_validation(trained: Path, tmp_path:
 
 
 @pytest.mark.parametrize("uniform", [False, True])
-def test_the_first_epoch_names_classes_without_a_pixel(
+def test_first_epoch_names_classes_without_pixel(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, uniform: bool
 ) -> None:
     monkeypatch.setenv("ZOO_CACHE", str(tmp_path / "cache"))

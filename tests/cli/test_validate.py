@@ -29,7 +29,7 @@ def _result(command: list[str], folder: Path, run: Callable[[list[str]], int] = 
     return content
 
 
-def test_the_json_file_holds_scores_protocol_weights_and_machine(finished: Run, tmp_path: Path) -> None:
+def test_json_file_holds_scores_protocol_weights_and_machine(finished: Run, tmp_path: Path) -> None:
     command = [str(finished.config), str(finished.checkpoint), str(finished.data), "-j", "0", "-c", "10", "-s", "12"]
     result = _result(command, tmp_path, partial(run_script, ScoreImageNet))
     lines = (finished.log_dir / "metrics.jsonl").read_text().splitlines()
@@ -47,44 +47,40 @@ def test_the_json_file_holds_scores_protocol_weights_and_machine(finished: Run, 
     assert result["standard_errors"]["top1"] == pytest.approx(100 * (share * (1 - share) / NUM_VAL) ** 0.5)
 
 
-def test_a_checkpoint_describes_its_network(finished: Run, tmp_path: Path) -> None:
+def test_checkpoint_describes_its_network(finished: Run, tmp_path: Path) -> None:
     by_config = ["validate", str(finished.config), str(finished.data), "--weights", str(finished.checkpoint)]
     by_checkpoint = ["validate", str(finished.checkpoint), str(finished.data)]
     assert _result([*by_config, "-j", "0"], tmp_path) == _result([*by_checkpoint, "-j", "0"], tmp_path)
 
 
-def test_the_json_file_counts_all_images_and_scored_images_separately(finished: Run, tmp_path: Path) -> None:
+def test_json_file_counts_all_images_and_scored_images_separately(finished: Run, tmp_path: Path) -> None:
     command = ["validate", str(finished.checkpoint), "-j", "0"]
     whole, limited = (_result([*command, str(finished.data), *limit], tmp_path) for limit in ([], ["--limit", "3"]))
     assert (limited["count"], limited["val"]["images"], limited["val"]["classes"]) == (3, NUM_VAL, 2)
     assert limited["val"] == whole["val"]
 
 
-def test_crop_scale_and_ten_crops_make_a_protocol_of_their_own(finished: Run, tmp_path: Path) -> None:
+def test_crop_scale_and_ten_crops_make_protocol_of_their_own(finished: Run, tmp_path: Path) -> None:
     command = ["validate", str(finished.checkpoint), str(finished.data), "-j", "0", "--limit", "3"]
     result = _result([*command, "--crop", "8", "--scale", "-1", "--ten_crops", "--batch-size", "2"], tmp_path)
     assert (result["protocol"], result["count"]) == ("tencrop8-scaleoriginal", 3)
 
 
 @pytest.mark.parametrize("option", [["--crop", "8"], ["--scale", "8"], ["--ten-crops"]])
-def test_a_protocol_excludes_other_options(
-    finished: Run, option: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_protocol_excludes_other_options(finished: Run, option: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     command = ["validate", str(finished.checkpoint), str(finished.data), "--protocol", "center224", *option]
     assert main(command) == 2
     assert "--protocol center224 fixes how images are resized and cropped" in capsys.readouterr().err
 
 
-def test_an_architecture_without_published_weights_needs_a_file(
-    finished: Run, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_architecture_without_published_weights_needs_file(finished: Run, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["validate", "resnet18", str(finished.data)]) == 2
     assert "resnet18 has no published weights" in capsys.readouterr().err
     assert main(["validate", str(finished.config), str(finished.data)]) == 2
     assert "no published weights of tiny" in capsys.readouterr().err
 
 
-def test_weights_whose_classifier_does_not_fit_get_no_score(
+def test_weights_with_other_classifier_get_no_score(
     finished: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     config = tmp_path / "three.json"
@@ -93,7 +89,7 @@ def test_weights_whose_classifier_does_not_fit_get_no_score(
     assert "the classifier of the file does not fit the network" in capsys.readouterr().err
 
 
-def test_a_moving_average_is_scored(finished: Run, tmp_path: Path) -> None:
+def test_moving_average_is_scored(finished: Run, tmp_path: Path) -> None:
     content = read_checkpoint(finished.checkpoint)
     averaged = {key: tensor.clone() for key, tensor in content["state_dict"].items()}
     averaged["classifier.fc.weight"].zero_()
@@ -103,7 +99,7 @@ def test_a_moving_average_is_scored(finished: Run, tmp_path: Path) -> None:
     assert result["top1"] == pytest.approx(100 * 3 / 7)  # 3 of 7 images are of the second class
 
 
-def test_a_file_without_settings_asks_for_the_name_of_its_network(
+def test_file_without_settings_asks_for_name_of_its_network(
     finished: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     torch.save(read_checkpoint(finished.checkpoint)["state_dict"], tmp_path / "bare.pth")
@@ -111,7 +107,7 @@ def test_a_file_without_settings_asks_for_the_name_of_its_network(
     assert "does not describe its network" in capsys.readouterr().err
 
 
-def test_predictions_agree_with_the_scores_image_by_image(finished: Run, tmp_path: Path) -> None:
+def test_predictions_agree_with_scores_image_by_image(finished: Run, tmp_path: Path) -> None:
     file = tmp_path / "predictions.csv"
     command = ["validate", str(finished.checkpoint), str(finished.data), "-j", "0", "--predictions", str(file)]
     result = _result([*command, "--batch-size", "3"], tmp_path)
@@ -125,9 +121,7 @@ def test_predictions_agree_with_the_scores_image_by_image(finished: Run, tmp_pat
     assert all(float(row["probability1"]) >= float(row["probability2"]) for row in rows)
 
 
-def test_an_experiment_that_contradicts_its_weights_gets_no_score(
-    finished: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_contradictory_weights_get_no_score(finished: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     config = tmp_path / "resnet164.json"
     config.write_text(json.dumps({**SETTINGS, "network": {**SETTINGS["network"], "arch": "resnet164_cifar"}}))
     assert run_script(ScoreImageNet, [str(config), str(finished.checkpoint), str(finished.data)]) == 2
@@ -136,7 +130,7 @@ def test_an_experiment_that_contradicts_its_weights_gets_no_score(
     assert "arch='resnet32_cifar' in the file, but arch='resnet34' is asked for" in capsys.readouterr().err
 
 
-def test_a_file_that_does_not_fit_logs_no_assumptions(
+def test_mismatched_file_logs_no_assumptions(
     finished: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:
     torch.save({"layer1.0.conv1.weight": torch.ones(64, 64, 3, 3)}, tmp_path / "tv.pth")

@@ -45,7 +45,7 @@ def _weights(model: nn.Module, path: Path) -> Path:
 def _check(
     name: str, model: nn.Module, transform: Any, data: Path, weights: Path, tmp_path: Path, *options: str
 ) -> Any:
-    """Compare the predictions of the command with those of ``model`` on images of ``transform``; return the JSON."""
+    """Compare the command's predictions with ``model`` on images of ``transform``; return the JSON."""
     files = ["--predictions", str(tmp_path / "p.csv"), "--json", str(tmp_path / "r.json")]
     assert main(["validate", name, str(data), "--weights", str(weights), "-j", "0", *files, *options]) == 0
     model.eval()
@@ -90,7 +90,7 @@ def test_timm(name: str, data: Path, tmp_path: Path) -> None:
     assert content["protocol"].endswith("-squash")
 
 
-def test_a_robustness_set_by_name(data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_robustness_set_by_name(data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     model = get_model("shufflenet_v2_x0_5", weights=None)
     weights = _weights(model, tmp_path / "w.pth")
     command = ["validate", "torchvision:shufflenet_v2_x0_5", str(data / "val"), "--weights", str(weights), "-j", "0"]

@@ -65,7 +65,7 @@ def counted(model: torch.nn.Module, folder: Path) -> np.ndarray:
     return counts
 
 
-def test_scores_equal_a_count_of_each_pixel(files: Files, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_scores_equal_count_of_each_pixel(files: Files, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert files.run("--json", tmp_path / "result.json") == 0
     result = json.loads((tmp_path / "result.json").read_text())
     assert result["confusion"] == files.counts.tolist()
@@ -96,15 +96,13 @@ def test_scores_equal_a_count_of_each_pixel(files: Files, tmp_path: Path, capsys
         (["--protocol", "center224"], "'center224' is not a published protocol; those are whole, whole-flip"),
     ],
 )
-def test_options_that_do_not_fit_are_refused(
-    files: Files, words: list[str], message: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_invalid_options_fail(files: Files, words: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert files.run(*words) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert message in line
 
 
-def test_body_weights_without_a_classifier_get_no_score(
+def test_body_weights_without_classifier_get_no_score(
     files: Files, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     torch.save(zoo.get("resnet18", norm="inplace", num_classes=2).state_dict(), tmp_path / "body.pth")

@@ -33,7 +33,7 @@ def _body_arguments(arch: Architecture) -> set[str]:
 
 
 @pytest.mark.parametrize("arch", ARCHITECTURES.values(), ids=ARCHITECTURES)
-def test_the_options_of_a_network_are_the_arguments_of_its_class(arch: Architecture) -> None:
+def test_options_of_network_are_arguments_of_its_class(arch: Architecture) -> None:
     arguments = {*keyword_arguments(arch.family), *_body_arguments(arch)}
     assert set(arch.options.model_fields) - SET_AFTERWARDS == arguments - arch.structure.keys() - COMMON
 
@@ -46,11 +46,11 @@ def test_every_option_is_explained_with_its_values_and_default(arch: Architectur
     assert all(field.description for field in arch.options.model_fields.values())
 
 
-def test_tuples_and_lists_are_the_same_and_only_given_options_are_kept() -> None:
+def test_tuples_equal_lists_and_only_given_options_are_kept() -> None:
     spec = NetworkSpec(arch="revnext", options={"blocks": (3, 4)})
     assert spec.options == {"blocks": [3, 4]}
     assert spec == NetworkSpec(arch="revnext", options={"blocks": [3, 4]})
 
 
-def test_a_custom_network_may_have_any_options() -> None:
+def test_custom_network_may_have_any_options() -> None:
     assert NetworkSpec(arch="mine", options={"dilation": "wide"}).options == {"dilation": "wide"}

@@ -28,7 +28,7 @@ def generated() -> dict[Path, str]:
         ("[" * 100_000, ": is not a JSON file"),
     ],
 )
-def test_a_file_that_is_not_json_is_named_with_line_and_column(tmp_path: Path, text: str, where: str) -> None:
+def test_file_not_json_is_named_with_line_and_column(tmp_path: Path, text: str, where: str) -> None:
     path = tmp_path / "x.json"
     path.write_bytes(text.encode("latin-1"))
     with pytest.raises(ConfigError) as caught:
@@ -36,7 +36,7 @@ def test_a_file_that_is_not_json_is_named_with_line_and_column(tmp_path: Path, t
     assert str(caught.value).startswith(f"{path}{where}")
 
 
-def test_a_missing_file_is_named_and_an_example_given(tmp_path: Path) -> None:
+def test_missing_file_is_named_and_example_given(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"gone\.json: cannot be read") as caught:
         load_experiment(tmp_path / "gone.json")
     assert str(experiments_dir()) in str(caught.value)
@@ -51,7 +51,7 @@ def test_keys_given_twice_are_named(tmp_path: Path) -> None:
     assert [line.split(" = ")[0] for line in lines] == ["seed", "optimizer.clip", "optimizer.cilp"]
 
 
-def test_the_digest_depends_on_the_settings_and_not_on_their_spelling() -> None:
+def test_digest_depends_on_settings_and_not_on_their_spelling() -> None:
     plain = parse_experiment({}, "x.json")
     score = {"source": "a paper", "scores": {"center224": {"top1": 70.0, "top5": 90.0}}}
     spelled_out = parse_experiment(json.loads(plain.model_dump_json()) | {"expected": score}, "y.json")
@@ -60,7 +60,7 @@ def test_the_digest_depends_on_the_settings_and_not_on_their_spelling() -> None:
     assert len(plain.digest()) == 64
 
 
-def test_the_digest_of_the_defaults_changes_only_on_purpose() -> None:
+def test_digest_of_defaults_changes_only_on_purpose() -> None:
     """Checkpoints contain the digest. After a wanted change of a default or a new key: python -m tests.golden"""
     assert {GOLDEN: GOLDEN.read_text()} == generated()
     defaults = json.dumps(json.loads(GOLDEN.read_text()), sort_keys=True)

@@ -41,7 +41,7 @@ def test_in_place_norms_become_standard_ones_and_back() -> None:
     assert all(torch.allclose(back[key].abs(), source[key].abs(), rtol=1e-9, atol=1e-12) for key in source)
 
 
-def test_negative_scales_go_into_the_filters_and_are_refused_behind_a_sum_and_a_concatenation() -> None:
+def test_negative_scales_fold_into_filters_or_raise() -> None:
     source = given(positive=IN_FRONT_OF_NO_CONVOLUTION)
     converted, _, report = standard_to_inplace(source, spec_of(ARCH))
     assert report.exact

@@ -1,4 +1,4 @@
-"""Conversions take the name of a network in place of its description, and say what is missing."""
+"""Conversions take the name of a network in place of its description."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from zoo.convert.conversion import source_spec
 from zoo.errors import ConfigError, ConversionError, WeightsError, ZooError
 
 
-def test_an_architectures_name_is_the_network_that_the_conversion_is_for() -> None:
+def test_architecture_name_selects_network_to_convert() -> None:
     given = torchvision.models.resnet18(num_classes=3).state_dict()
     relu, spec, _ = from_torchvision(given, "resnet18")
     assert spec == NetworkSpec(arch="resnet18", activation="relu", num_classes=3, memory="auto")
@@ -27,23 +27,23 @@ def test_an_architectures_name_is_the_network_that_the_conversion_is_for() -> No
     assert (target.norm, report.arch) == ("standard", "resnet18")
 
 
-def test_a_published_name_is_its_network() -> None:
+def test_published_name_is_its_network() -> None:
     name = "resnet34_ipabn-sync_lr_512"
     weights = {"classifier.fc.weight": torch.zeros(7, 512), "classifier.fc.bias": torch.zeros(7)}
     spec = source_spec(weights, name, "inplace-to-standard")
     assert spec == published_spec(name).changed(num_classes=7, memory="auto")
 
 
-def test_external_networks_are_refused_with_the_name_to_pass() -> None:
+def test_external_networks_raise_with_valid_name() -> None:
     with pytest.raises(ConversionError, match=r"network of torchvision, .*: --arch resnet50, in Python \"resnet50\""):
         relu_to_leaky_relu({}, "torchvision:resnet50")
     with pytest.raises(ConversionError, match="zoo convert export"):
         relu_to_leaky_relu({}, "torchvision:vgg11")
-    with pytest.raises(ConfigError, match=r"called resnet19.*resnet18"):
+    with pytest.raises(ConfigError, match=r"resnet19.*resnet18"):
         relu_to_leaky_relu({}, "resnet19")
 
 
-def test_on_the_command_line_only_the_name_to_pass_is_printed(tmp_path: Path) -> None:
+def test_command_prints_valid_name_alone(tmp_path: Path) -> None:
     from zoo.convert.files import convert_file
 
     torch.save(torchvision.models.resnet18(num_classes=2).state_dict(), tmp_path / "tv.pth")
@@ -53,12 +53,12 @@ def test_on_the_command_line_only_the_name_to_pass_is_printed(tmp_path: Path) ->
     assert "\n" not in str(caught.value)
 
 
-def test_a_state_dict_of_torchvision_is_recognized_with_the_function_to_call() -> None:
+def test_state_dict_of_torchvision_is_recognized_with_function_to_call() -> None:
     with pytest.raises(WeightsError, match=r"zoo\.convert\.from_torchvision"):
         relu_to_leaky_relu(torchvision.models.resnet18().state_dict(), "resnet18")
 
 
-def test_a_misspelled_argument_of_a_description_names_the_nearest() -> None:
+def test_misspelled_argument_of_description_names_the_nearest() -> None:
     with pytest.raises(ZooError) as caught:
         NetworkSpec(arch="resnet50", actvation="relu")
     assert str(caught.value) == 'NetworkSpec: actvation = "relu": unknown key; the nearest is activation'

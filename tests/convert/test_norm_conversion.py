@@ -69,7 +69,7 @@ def test_outputs_gradients_and_statistics_stay(kind, activation, training):
     assert twin[1].training == training
 
 
-def test_relu_goes_into_the_standard_norm_only():
+def test_relu_goes_into_standard_norm_only():
     model = chain(nn.ReLU())
     twin = convert_norm(copy.deepcopy(model), "standard")
     assert twin[1].activation == "relu"
@@ -82,7 +82,7 @@ def test_relu_goes_into_the_standard_norm_only():
     assert "converts the other norms; zoo.lean" in str(e.value)
 
 
-def test_the_remedy_for_an_overwritten_output_names_the_modules_to_change():
+def test_remedy_for_overwritten_output_names_modules_to_change():
     model = nn.Sequential(nn.Conv2d(3, 4, 1), nn.BatchNorm2d(4), nn.Dropout(inplace=True))
     with pytest.raises(ConversionError, match="set inplace=False in modules that overwrite the output of the norm"):
         convert_norm(model, "inplace")
@@ -114,7 +114,7 @@ def test_unsafe_neighbors_are_named_and_nothing_is_converted(case):
     assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
 
 
-def test_a_model_without_norms_is_refused_and_frozen_norms_stay():
+def test_model_without_norms_raises():
     with pytest.raises(ConversionError, match=r"Linear has no norm to convert"):
         convert_norm(nn.Linear(2, 2), "inplace")
     frozen = torchvision.ops.FrozenBatchNorm2d(4).double()
@@ -142,7 +142,7 @@ def test_zoo_networks_convert_both_ways_with_the_same_gradients(arch):
             assert (p.grad - q.grad).norm() <= 1e-6 * p.grad.norm() + 1e-12, name
 
 
-def test_scales_that_cannot_be_represented_are_refused_or_become_eps():
+def test_unrepresentable_scales_raise_or_become_eps():
     model = chain(nn.LeakyReLU())
     with torch.no_grad():
         model[1].weight[0] = 0
@@ -214,7 +214,7 @@ def blocks(activation):
     return scramble(Blocks(activation)).double()
 
 
-def test_functions_and_shared_activations_go_into_the_norms_by_rewriting_the_forward_pass():
+def test_functional_and_shared_activations_are_fused_by_rewriting_forward():
     model = blocks(nn.LeakyReLU(0.1))
     twin = convert_norm(copy.deepcopy(model), "inplace")
     assert [norm.activation for norm in twin.one.children() if isinstance(norm, InPlaceABN)] == [
@@ -228,7 +228,7 @@ def test_functions_and_shared_activations_go_into_the_norms_by_rewriting_the_for
 
 
 @pytest.mark.parametrize("duplicate", [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))])
-def test_copies_and_pickles_of_rewritten_networks_are_rewritten_and_have_parts_of_their_own(duplicate):
+def test_rewritten_networks_are_copied_and_pickled(duplicate):
     model = blocks(nn.LeakyReLU(0.1))
     twin = duplicate(convert_norm(copy.deepcopy(model), "inplace"))
     assert twin.forward.owner is twin
@@ -284,7 +284,7 @@ NOT_REWRITABLE = {
 
 
 @pytest.mark.parametrize("kind", NOT_REWRITABLE)
-def test_forward_passes_that_cannot_be_traced_are_not_rewritten(kind):
+def test_untraceable_forward_passes_are_not_rewritten(kind):
     model = nn.Sequential(nn.Conv2d(3, 4, 1), nn.BatchNorm2d(4), kind(nn.ReLU()).train())
     with pytest.raises(ConversionError, match=rf"2.bn1.*leaky_relu is a function.*2 \({kind.__name__}\) cannot be "):
         convert_norm(model, "inplace")
@@ -294,7 +294,7 @@ def test_forward_passes_that_cannot_be_traced_are_not_rewritten(kind):
     assert not any("forward" in vars(part) for part in model.modules())
 
 
-def test_partial_converts_the_convertible_norms_and_names_the_rest_with_reasons(caplog):
+def test_partial_converts_convertible_norms_and_names_the_rest(caplog):
     model = scramble(torchvision.models.resnet18(num_classes=4)).double()
     twin = copy.deepcopy(model)
     with caplog.at_level(logging.WARNING, "zoo"):
@@ -308,7 +308,7 @@ def test_partial_converts_the_convertible_norms_and_names_the_rest_with_reasons(
         convert_norm(nn.Sequential(nn.Conv2d(3, 4, 1), nn.BatchNorm2d(4), nn.ReLU()), "inplace", partial=True)
 
 
-def test_relu_becomes_leaky_relu_behind_converted_norms_and_stays_elsewhere():
+def test_relu_becomes_leaky_relu_behind_converted_norms_only():
     model = blocks(nn.ReLU(inplace=True))
     twin = convert_norm(copy.deepcopy(model), "inplace", relu="leaky_relu")
     assert [norm.activation for norm in twin.one.children() if isinstance(norm, ABN)] == [
@@ -332,7 +332,7 @@ KEEPING = [nn.SiLU(inplace=True), nn.Hardswish(inplace=True), nn.GELU(), nn.Mish
 
 
 @pytest.mark.parametrize("activation", KEEPING, ids=lambda activation: type(activation).__name__)
-def test_before_activations_that_keep_their_input_a_norm_in_place_keeps_one_map_less(activation):
+def test_in_place_norm_saves_one_map_before_other_activations(activation):
     model = chain(copy.deepcopy(activation).double())
     twin = convert_norm(copy.deepcopy(model), "inplace", partial=True)
     assert isinstance(twin[1], InPlaceABN)
@@ -345,7 +345,7 @@ def test_before_activations_that_keep_their_input_a_norm_in_place_keeps_one_map_
 
 
 @pytest.mark.parametrize("dims", [1, 3])
-def test_norms_of_series_and_volumes_are_converted_with_negative_scales(dims):
+def test_norms_1d_and_3d_are_converted_with_negative_scales(dims):
     torch.manual_seed(0)
     conv, norm = {1: (nn.Conv1d, nn.BatchNorm1d), 3: (nn.Conv3d, nn.BatchNorm3d)}[dims]
     model = scramble(nn.Sequential(conv(2, 4, 3), norm(4), nn.ELU(), conv(4, 3, 1), norm(3))).double()
@@ -375,7 +375,7 @@ class Deciding(Resting):
         return self.last(self.second(y))
 
 
-def test_untraceable_modules_stay_while_their_children_and_neighbors_are_converted():
+def test_untraceable_modules_stay_and_their_children_are_converted():
     torch.manual_seed(0)
 
     def part(*layers):
@@ -402,7 +402,7 @@ def test_untraceable_modules_stay_while_their_children_and_neighbors_are_convert
 
 
 @pytest.mark.parametrize("training", [True, False])
-def test_training_only_operations_between_norm_and_activation_are_traced_in_evaluation_too(training):
+def test_training_only_operations_are_traced_in_evaluation_too(training):
     class Dropping(nn.Module):
         def forward(self, x):
             return x * 2 if self.training else x
@@ -416,7 +416,7 @@ TIMM = {"ReLU": nn.ReLU, "LeakyReLU": nn.LeakyReLU, "SiLU": nn.SiLU, "PReLU": nn
 
 
 @pytest.mark.parametrize("name", TIMM)
-def test_norms_of_timm_that_call_their_activation_are_converted(name):
+def test_timm_norms_with_activation_are_converted(name):
     layers = pytest.importorskip("timm.layers")
     torch.manual_seed(0)
     options = {"apply_act": False} if TIMM[name] is None else {"act_layer": TIMM[name]}
@@ -442,7 +442,7 @@ def test_norms_of_timm_that_call_their_activation_are_converted(name):
     assert_same_training(model, convert_norm(twin, "standard"))
 
 
-def test_norms_of_timm_that_drop_stay():
+def test_timm_norms_with_dropout_stay():
     layers = pytest.importorskip("timm.layers")
     dropping = layers.BatchNormAct2d(4, act_layer=nn.ELU, drop_layer=nn.Dropout)
     model = nn.Sequential(nn.Conv2d(3, 4, 1), nn.BatchNorm2d(4), nn.ELU(), nn.Conv2d(4, 4, 1), dropping)

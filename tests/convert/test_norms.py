@@ -38,7 +38,7 @@ def unfoldable(arch: str, **options: bool) -> tuple[str, ...]:
 
 
 @pytest.mark.parametrize(("arch", "options"), [*CASES, WIDE])
-def test_negative_scales_fold_into_the_filters_and_the_outputs_stay(arch, options):
+def test_negative_scales_fold_into_filters_and_outputs_stay(arch, options):
     given = scrambled(arch, positive=unfoldable(arch, **options), **options)
     before = copy.deepcopy(given)
     converted, spec, report = standard_to_inplace(given, spec_of(arch, **options))
@@ -53,7 +53,7 @@ def test_negative_scales_fold_into_the_filters_and_the_outputs_stay(arch, option
 
 
 @pytest.mark.parametrize(("arch", "options"), [*CASES, WIDE])
-def test_norms_that_follow_no_convolution_are_refused_by_name_and_nothing_else_is(arch, options):
+def test_norms_without_convolution_raise_by_name(arch, options):
     given = scrambled(arch, **options)
     names = unfoldable(arch, **options)
     if not names:
@@ -82,7 +82,7 @@ def test_training_continues_unchanged():
     assert torch.allclose(gradients[0][2], gradients[1][2], rtol=1e-9)
 
 
-def test_scales_below_eps_are_refused_unless_approximation_is_requested():
+def test_scales_below_eps_raise_unless_approximate():
     given = scrambled("resnet18", positive=True)
     given["mod2.block1.convs.bn2.weight"][:3] = torch.tensor([0.0, 5e-6, -5e-6])
     with pytest.raises(ConversionError, match=r"mod2\.block1\.convs\.bn2 .*3 scales with \|scale\| < eps"):
@@ -94,7 +94,7 @@ def test_scales_below_eps_are_refused_unless_approximation_is_requested():
     assert 0 < report.max_difference < 1e-3
 
 
-def test_unfoldable_negative_scales_become_eps_if_approximation_is_requested():
+def test_unfoldable_scales_become_eps_if_approximate():
     given = scrambled("resnext50", positive=unfoldable("resnext50"))
     given["bn_out.weight"][5] = -0.5
     converted, _, report = standard_to_inplace(given, spec_of("resnext50"), allow_approximate=True)
@@ -114,7 +114,7 @@ def test_in_place_scales_of_any_sign_become_plain_ones(arch, options):
     assert {f"{name}.running_var" for name in report.layers} == set(norms)
 
 
-def test_leaky_relu_takes_relu_weights_unchanged_and_reports_the_difference():
+def test_leaky_relu_takes_relu_weights_with_a_report():
     given = scrambled("resnet18", activation="relu")
     converted, spec, report = relu_to_leaky_relu(given, spec_of("resnet18", activation="relu"))
     assert (spec.activation, spec.activation_param) == ("leaky_relu", 0.01)
@@ -132,7 +132,7 @@ def test_leaky_relu_takes_relu_weights_unchanged_and_reports_the_difference():
         (relu_to_leaky_relu, {}, "is for networks with activation='relu', and this has 'leaky_relu'"),
     ],
 )
-def test_a_network_that_the_conversion_does_not_support_is_refused(convert, settings, message):
+def test_unsupported_network_raises(convert, settings, message):
     with pytest.raises(ConversionError, match=message):
         convert(scrambled("resnet18"), spec_of("resnet18", **settings))
     with pytest.raises(ConversionError, match="torchvision:resnet18 is a network of torchvision"):

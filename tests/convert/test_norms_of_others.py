@@ -67,7 +67,7 @@ def check_training(name, model: nn.Module, images) -> None:
 
 @pytest.mark.exhaustive
 @pytest.mark.filterwarnings("ignore")  # of other packages
-def test_nine_tenths_of_the_families_are_accepted_and_train_as_before():
+def test_nine_tenths_of_families_are_accepted_and_train_as_before():
     """Takes many minutes."""
     pytest.importorskip("timm")
     accepted, refused = [], []

@@ -65,7 +65,7 @@ def _loaded(model: Any, path: Path) -> Any:
 
 @pytest.mark.parametrize("door", DOORS)
 @pytest.mark.parametrize(("before", "after"), [("relu", "leaky_relu"), ("leaky_relu", "elu"), ("elu", "relu")])
-def test_another_activation_is_used_with_a_one_line_notice(
+def test_another_activation_is_used_with_one_line_notice(
     door: str, before: str, after: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     source = trained(activation=before)
@@ -81,7 +81,7 @@ def test_another_activation_is_used_with_a_one_line_notice(
     assert "zoo convert" in line
 
 
-def test_the_slope_is_the_slope_of_the_network(tmp_path: Path) -> None:
+def test_slope_is_slope_of_network(tmp_path: Path) -> None:
     source = trained(activation="relu")
     model = zoo.get("resnet18", weights=described(source, tmp_path / "w.pth"), activation="leaky_relu",
                     activation_param=0.2)  # fmt: skip
@@ -92,7 +92,7 @@ def test_the_slope_is_the_slope_of_the_network(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("door", DOORS)
 @pytest.mark.parametrize(("before", "after"), [("standard", "inplace"), ("inplace", "standard"), ("standard", "sync")])
-def test_norms_are_converted_exactly_with_the_report_in_one_line(
+def test_norms_are_converted_exactly_with_report_in_one_line(
     door: str, before: str, after: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     source = trained(norm=before, activation="leaky_relu", positive=False)
@@ -129,7 +129,7 @@ def test_norm_and_activation_may_both_differ(before: dict[str, str], after: dict
     assert_same_outputs(model, standard)
 
 
-def test_inexact_conversions_raise_an_error_with_a_remedy(tmp_path: Path) -> None:
+def test_inexact_conversions_raise_with_remedy(tmp_path: Path) -> None:
     source = trained("resnext50", norm="standard", activation="leaky_relu", positive=False)
     path = described(source, tmp_path / "w.pth")
     with pytest.raises(WeightsError, match=r"(?s)w\.pth: .*norm='standard'.*negative scales.*--allow-approximate"):
@@ -138,7 +138,7 @@ def test_inexact_conversions_raise_an_error_with_a_remedy(tmp_path: Path) -> Non
         zoo.get("resnet18", weights=described(trained(activation="relu"), tmp_path / "relu.pth"), norm="inplace")
 
 
-def test_the_body_of_a_deeplab_follows_the_same_rule(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_body_of_deeplab_follows_the_same_rule(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     source = trained(norm="standard", activation="relu")
     path = described(source, tmp_path / "w.pth")
     model = zoo.get("deeplab_resnet18", body_weights=path, norm="inplace", activation="leaky_relu", num_classes=3)
@@ -148,7 +148,7 @@ def test_the_body_of_a_deeplab_follows_the_same_rule(tmp_path: Path, caplog: pyt
     torch.testing.assert_close(model.body.state_dict()["mod2.block1.convs.bn1.weight"], weight - 1e-5)
 
 
-def test_weights_of_another_network_still_raise_an_error(tmp_path: Path) -> None:
+def test_weights_of_another_network_still_raise(tmp_path: Path) -> None:
     path = described(trained(activation="relu"), tmp_path / "w.pth")
     with pytest.raises(WeightsError, match="arch='resnet18' in the file, but arch='resnet34'"):
         zoo.get("resnet34", weights=path, activation="leaky_relu")

@@ -38,6 +38,6 @@ def make_splits(data: Path) -> Path:
 
 
 def small_experiment(**settings: object) -> Experiment:
-    """Return an experiment for `CLASSES`; ``settings`` are those of its input."""
+    """Return an experiment for `CLASSES`; ``settings`` go into its input section."""
     content = {"network": {"classes": 3}, "optimizer": {"batch_size": 4}, "input": {"crop_train": 8, **settings}}
     return parse_experiment(content, "x")

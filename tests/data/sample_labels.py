@@ -49,7 +49,7 @@ def make_labeled(data: Path, num_train: int = 5, num_val: int = 3, num_classes: 
 
 
 def experiment(num_classes: int = 3, crop: int = 8, batch: int = 2, seed: int = 0, **settings: object) -> Experiment:
-    """Return an experiment of a segmentation network; ``settings`` are those of its section."""
+    """Return an experiment of a segmentation network; ``settings`` go into its section."""
     return parse_experiment(
         {
             "network": {"arch": "deeplab_resnet18", "activation": "leaky_relu", "classes": num_classes},

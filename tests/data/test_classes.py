@@ -18,7 +18,7 @@ from zoo.errors import DataError
 PLAIN = ValTransform(-1, 8, [0.5] * 3, [0.5] * 3)
 
 
-def test_names_from_the_weights_file_come_before_numbers_and_wnids_become_words() -> None:
+def test_names_of_weights_file_win_and_wnids_become_words() -> None:
     assert class_names(3, known=("cat", "dog")) == ["cat", "dog", "2"]
     assert class_names(1000, known=imagenet_wnids())[281] == "tabby"
     assert class_names(1000, known=["x"] * 1000) == ["x"] * 1000
@@ -37,7 +37,7 @@ def _targets(images: ImageFolder) -> dict[str, int]:
 
 
 @pytest.mark.parametrize("names", [None, imagenet_wnids()])
-def test_a_subset_of_imagenet_is_matched_by_wnid(
+def test_subset_of_imagenet_is_matched_by_wnid(
     names: Sequence[str] | None, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     images = _folder(tmp_path, list(SUBSET))
@@ -47,9 +47,7 @@ def test_a_subset_of_imagenet_is_matched_by_wnid(
 
 
 @pytest.mark.parametrize("names", [None, imagenet_wnids()])
-def test_the_numbered_folders_of_imagenet_v2_are_the_classes_of_these_numbers(
-    names: Sequence[str] | None, tmp_path: Path
-) -> None:
+def test_numbered_folders_of_imagenet_v2_are_classes(names: Sequence[str] | None, tmp_path: Path) -> None:
     """Their sorted order is 0, 1, 10, 100, so that folder 2 comes in place 112."""
     for number in range(1000):
         (tmp_path / str(number)).mkdir()
@@ -60,17 +58,7 @@ def test_the_numbered_folders_of_imagenet_v2_are_the_classes_of_these_numbers(
     assert _targets(images) == {"2": 2, "10": 10, "999": 999}
 
 
-def test_a_misspelled_imagenet_class_name_is_reported(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="1 of 2 class folders are not classes of the network: golden_retriever"):
-        match_classes(_folder(tmp_path, ["golden_retriever", "tabby"]), 1000, None)
-
-
-def test_two_folders_cannot_be_one_class(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="n02123045, tabby"):
-        match_classes(_folder(tmp_path, ["n02123045", "tabby"]), 1000, imagenet_wnids())
-
-
-def test_folders_of_a_custom_network_are_matched_by_name(tmp_path: Path) -> None:
+def test_folders_of_custom_network_are_matched_by_name(tmp_path: Path) -> None:
     images = _folder(tmp_path, ["c", "e"])
     match_classes(images, 5, ["a", "b", "c", "d", "e"])
     assert _targets(images) == {"c": 2, "e": 4}
@@ -89,14 +77,7 @@ def test_unknown_folders_are_named_with_both_remedies(num_outputs: int, names: S
     assert str(tmp_path) in message
 
 
-def test_one_misnamed_folder_among_wnids_shifts_nothing(tmp_path: Path) -> None:
-    """With as many folders as outputs, the sorted order would give hundreds of classes to their neighbors."""
-    names = ["aaa", *imagenet_wnids()[1:]]
-    with pytest.raises(DataError, match=r"1 of 1000 class folders are not classes of the network: aaa"):
-        match_classes(_folder(tmp_path, names), 1000, None)
-
-
-def test_without_names_folders_are_numbered_in_order_with_a_notice(
+def test_without_names_folders_are_numbered_in_order_with_notice(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     images = _folder(tmp_path, ["x", "y"])
@@ -107,8 +88,19 @@ def test_without_names_folders_are_numbered_in_order_with_a_notice(
 
 
 @pytest.mark.parametrize(
-    ("num_outputs", "message"), [(3, "2 class folders .* 3 outputs"), (1, "2 class folders .* 1 outputs")]
+    ("folders", "num_outputs", "names", "message"),
+    [
+        (["golden_retriever", "tabby"], 1000, None, "1 of 2 class folders are not classes of the network: golden_retr"),
+        (["n02123045", "tabby"], 1000, imagenet_wnids(), "n02123045, tabby"),
+        # As many folders as outputs: the sorted order would give hundreds of classes to their neighbors.
+        (["aaa", *imagenet_wnids()[1:]], 1000, None, "1 of 1000 class folders are not classes of the network: aaa"),
+        (["x", "y"], 3, None, "2 class folders .* 3 outputs"),
+        (["x", "y"], 1, None, "2 class folders .* 1 outputs"),
+    ],
+    ids=["misspelled", "two of one class", "one misnamed", "too few", "too many"],
 )
-def test_without_names_another_number_of_folders_is_refused(num_outputs: int, message: str, tmp_path: Path) -> None:
+def test_unmatched_folders_raise(
+    folders: Sequence[str], num_outputs: int, names: Sequence[str] | None, message: str, tmp_path: Path
+) -> None:
     with pytest.raises(DataError, match=message):
-        match_classes(_folder(tmp_path, ["x", "y"]), num_outputs, None)
+        match_classes(_folder(tmp_path, folders), num_outputs, names)

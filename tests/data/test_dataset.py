@@ -68,7 +68,7 @@ def test_files_are_closed(root: Path) -> None:
             images[0, 1]
 
 
-def test_an_image_that_fails_in_the_transform_is_treated_as_unreadable(root: Path) -> None:
+def test_image_failing_in_transform_is_unreadable(root: Path) -> None:
     random_image(0, 40, 30).save(root / "a" / "001.png")
     transform = ValTransform(-1, 11, [0.5] * 3, [0.5] * 3)
     with pytest.raises(DataError, match=f"^{root}/a/000.png: .*a crop of 11 px does not fit .*; replace or remove"):
@@ -76,7 +76,7 @@ def test_an_image_that_fails_in_the_transform_is_treated_as_unreadable(root: Pat
     assert ImageFolder(root, transform)[0, 1].drawn.pixels.shape == (3, 11, 11)
 
 
-def test_a_bug_in_a_transform_is_not_reported_as_bad_data(root: Path) -> None:
+def test_bug_in_transform_is_not_reported_as_bad_data(root: Path) -> None:
     class _Broken(Transform):
         def draw(self, image: Pixels, generator: Random) -> Drawn:
             raise RuntimeError("a bug")
@@ -85,7 +85,7 @@ def test_a_bug_in_a_transform_is_not_reported_as_bad_data(root: Path) -> None:
         ImageFolder(root, _Broken()).__getitems__([(0, 0)])
 
 
-def test_all_differences_between_the_classes_are_in_one_error(tmp_path: Path) -> None:
+def test_all_differences_between_classes_are_in_one_error(tmp_path: Path) -> None:
     train = ImageFolder(make_folder(tmp_path / "train", {"cat": 1, "dog": 1, "emu": 1, "fox": 1}), PLAIN)
     val = ImageFolder(make_folder(tmp_path / "val", {"Cat": 1, "dog": 1, "fox": 1}), PLAIN)
     message = r"2 only in train/: cat, emu; 1 only in val/: Cat"
@@ -95,9 +95,7 @@ def test_all_differences_between_the_classes_are_in_one_error(tmp_path: Path) ->
     check_same_classes(train, train)
 
 
-def test_more_classes_than_outputs_are_an_error_and_fewer_are_logged(
-    root: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_more_classes_than_outputs_raise_and_fewer_warn(root: Path, caplog: pytest.LogCaptureFixture) -> None:
     images = ImageFolder(root, PLAIN)
     with pytest.raises(DataError, match="2 class folders but the network has 1 outputs"):
         check_num_classes(images, 1)

@@ -73,7 +73,7 @@ def test_batches_are_bit_identical_for_any_number_of_workers(data: Path) -> None
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_a_run_continued_within_an_epoch_sees_the_same_images(data: Path, workers: int) -> None:
+def test_run_continued_within_epoch_sees_the_same_images(data: Path, workers: int) -> None:
     expected = _two_epochs(_train_loader(data, workers=0))
     loader = _train_loader(data, workers=workers)
     loader.batch_sampler.set_epoch(1)
@@ -81,7 +81,7 @@ def test_a_run_continued_within_an_epoch_sees_the_same_images(data: Path, worker
     assert _equal([(batch.on(CPU), batch.targets) for batch in loader], expected[6:])
 
 
-def test_an_epoch_after_an_interrupted_one_is_complete(data: Path) -> None:
+def test_epoch_after_interrupted_one_is_complete(data: Path) -> None:
     expected = _two_epochs(_train_loader(data, workers=0))
     loader = _train_loader(data, workers=2)
     for _ in loader:
@@ -89,7 +89,7 @@ def test_an_epoch_after_an_interrupted_one_is_complete(data: Path) -> None:
     assert _equal(_two_epochs(loader), expected)
 
 
-def test_the_seed_of_the_experiment_decides_order_and_augmentation(data: Path) -> None:
+def test_seed_of_experiment_decides_order_and_augmentation(data: Path) -> None:
     loaders = [build_train_loader(data, _experiment(seed=seed)) for seed in (0, 0, 1)]
     first, again, other = (list(loader.batch_sampler) for loader in loaders)
     assert first == again != other
@@ -108,7 +108,7 @@ def test_global_generators_stay_unchanged(data: Path, workers: int) -> None:
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_an_unreadable_image_arrives_as_one_line_with_its_name(data: Path, workers: int) -> None:
+def test_unreadable_image_arrives_as_one_line_with_its_name(data: Path, workers: int) -> None:
     bad = data / "val" / "b" / "002.png"
     bad.write_bytes(b"")
     loader = iter(_val_loader(data, workers=workers))
@@ -118,7 +118,7 @@ def test_an_unreadable_image_arrives_as_one_line_with_its_name(data: Path, worke
         next(loader)
 
 
-def test_workers_end_with_the_loader_after_a_fault_without_waiting_for_the_garbage_collector(data: Path) -> None:
+def test_workers_end_with_loader_after_fault(data: Path) -> None:
     (data / "val" / "b" / "002.png").write_bytes(b"")
     before = set(multiprocessing.active_children())
     loader = _val_loader(data, workers=2)
@@ -133,7 +133,7 @@ def test_workers_end_with_the_loader_after_a_fault_without_waiting_for_the_garba
         gc.enable()
 
 
-def test_a_class_may_be_missing_from_the_validation_images_but_not_from_training(data: Path) -> None:
+def test_class_may_be_missing_from_validation_only(data: Path) -> None:
     for split in ("train", "val"):
         (data / split / "aa").mkdir()
     assert torch.cat([batch.targets for batch in _val_loader(data)]).unique().tolist() == [0, 2]
@@ -141,7 +141,7 @@ def test_a_class_may_be_missing_from_the_validation_images_but_not_from_training
         _train_loader(data, workers=0)
 
 
-def test_workers_are_out_of_reach_of_signals_to_the_group_of_the_main_process(data: Path) -> None:
+def test_workers_ignore_signals_to_process_group(data: Path) -> None:
     loader = iter(_val_loader(data, workers=2))
     for _ in range(2):  # one batch of each worker: now both have begun
         next(loader)

@@ -49,9 +49,7 @@ def test_names_addresses_and_paths_are_distinguished() -> None:
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_a_data_set_of_torchvision_is_trained_on_and_scored_by_its_name(
-    fashion: dict[str, np.ndarray], tmp_path: Path
-) -> None:
+def test_torchvision_data_set_is_trained_and_scored_by_name(fashion: dict[str, np.ndarray], tmp_path: Path) -> None:
     name = "torchvision:FashionMNIST"
     result = zoo.train("resnet18", name, experiment=SETTINGS, log_dir=tmp_path / "run")
     network = zoo.load_network(tmp_path / "run" / "checkpoint.pth.tar")
@@ -66,9 +64,7 @@ def test_a_data_set_of_torchvision_is_trained_on_and_scored_by_its_name(
     assert scored.top1 == result.scores["top1"]
 
 
-def test_labels_are_matched_to_the_outputs_by_the_names_of_classes(
-    fashion: dict[str, np.ndarray], tmp_path: Path
-) -> None:
+def test_labels_are_matched_to_outputs_by_names_of_classes(fashion: dict[str, np.ndarray], tmp_path: Path) -> None:
     """A network with its outputs and their names in reverse order has the same score."""
     result = zoo.train("resnet18", "torchvision:FashionMNIST", experiment=SETTINGS, log_dir=tmp_path / "run")
     network = zoo.load_network(tmp_path / "run" / "checkpoint.pth.tar")
@@ -104,7 +100,7 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "hub"
 
 
-def test_a_data_set_of_the_hub_trains_to_the_bits_of_class_folders(hub: Path, tmp_path: Path) -> None:
+def test_data_set_of_hub_trains_to_bits_of_class_folders(hub: Path, tmp_path: Path) -> None:
     results = [
         zoo.train("resnet18", data, experiment=SETTINGS, log_dir=tmp_path / name, workers=workers)
         for name, data, workers in (("a", str(hub.parent / "folders"), 0), ("b", f"hf:{hub}", 0), ("c", f"hf:{hub}", 2))
@@ -115,7 +111,7 @@ def test_a_data_set_of_the_hub_trains_to_the_bits_of_class_folders(hub: Path, tm
         assert all(torch.equal(value, expected[key]) for key, value in result.model.state_dict().items())
 
 
-def test_the_names_of_imagenet_become_wnids() -> None:
+def test_names_of_imagenet_become_wnids() -> None:
     names = [f"{name}, another name" for name in imagenet_names()]
     assert _as_wnids(["crane2", *names[1:]]) == list(imagenet_wnids())
     assert _as_wnids(names[::-1]) == names[::-1]
@@ -133,7 +129,7 @@ def test_the_names_of_imagenet_become_wnids() -> None:
         ("torchvision:CIFAR10", "torchvision:CIFAR10: torchvision cannot load it: .*; download it to .*torchvision"),
     ],
 )
-def test_networks_that_torchvision_cannot_load_raise_an_error(
+def test_unavailable_torchvision_data_sets_raise(
     name: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("ZOO_CACHE", str(tmp_path))
@@ -141,7 +137,7 @@ def test_networks_that_torchvision_cannot_load_raise_an_error(
         open_data(parse_data_path(name))
 
 
-def test_files_missing_from_the_hub_raise_an_error(hub: Path, tmp_path: Path) -> None:
+def test_files_missing_from_hub_raise(hub: Path, tmp_path: Path) -> None:
     datasets = pytest.importorskip("datasets")
     with pytest.raises(DataError, match="the package datasets cannot load it"):
         open_data(DataName("hf", str(tmp_path / "nothing")))
@@ -155,12 +151,12 @@ def test_files_missing_from_the_hub_raise_an_error(hub: Path, tmp_path: Path) ->
         open_data(DataName("hf", str(tmp_path / "other")))
 
 
-def test_names_are_refused_where_files_are_needed(capsys: pytest.CaptureFixture[str]) -> None:
+def test_name_instead_of_file_raises(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["data", "shard", "torchvision:CIFAR10", "out"]) == 2
     assert "a data set by name has no folders of files" in capsys.readouterr().err
 
 
-def test_rows_with_an_image_and_a_label_are_accepted(tmp_path: Path) -> None:
+def test_rows_with_image_and_label_are_accepted(tmp_path: Path) -> None:
     class Rows(torch.utils.data.Dataset):
         classes = ("ant", "bee")
 

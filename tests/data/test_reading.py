@@ -34,7 +34,7 @@ def test_every_common_mode_becomes_rgb_of_the_same_look(tmp_path: Path, mode: st
 
 
 @pytest.mark.parametrize("mode", ["P", "L", "RGB"])
-def test_transparency_is_dropped_without_a_warning(tmp_path: Path, mode: str) -> None:
+def test_transparency_is_dropped_without_warning(tmp_path: Path, mode: str) -> None:
     image = random_image(0).convert(mode)
     transparency = {"P": bytes(range(256)), "L": 7, "RGB": (1, 2, 3)}[mode]
     path = _saved(tmp_path / "a.png", image, transparency=transparency)
@@ -50,7 +50,7 @@ def test_16_bit_gray_keeps_its_shades(tmp_path: Path, kind: str) -> None:
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.int32])
-def test_values_without_a_defined_white_are_refused(tmp_path: Path, dtype: type) -> None:
+def test_values_without_defined_white_raise(tmp_path: Path, dtype: type) -> None:
     path = _saved(tmp_path / "a.tif", Image.fromarray(np.full((4, 4), 70000, dtype)))
     with pytest.raises(DataError, match="beyond 16 bits does not define white"):
         read_image(path)
@@ -93,7 +93,7 @@ BAD_FILES = {
 
 
 @pytest.mark.parametrize("kind", BAD_FILES)
-def test_a_broken_image_is_named_in_one_line(tmp_path: Path, kind: str) -> None:
+def test_broken_image_is_named_in_one_line(tmp_path: Path, kind: str) -> None:
     path = tmp_path / "image.png"
     BAD_FILES[kind](path)
     with pytest.raises(DataError, match=r"^.*image\.png: an image cannot be read: .") as caught:
@@ -105,7 +105,7 @@ def test_a_broken_image_is_named_in_one_line(tmp_path: Path, kind: str) -> None:
     assert "index out of range" not in message
 
 
-def test_lack_of_memory_is_not_blamed_on_the_image(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lack_of_memory_does_not_blame_image(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def _fail(*args: object) -> None:
         raise MemoryError
 

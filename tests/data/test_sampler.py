@@ -65,13 +65,13 @@ def test_merging_by_hand(num: int, batch: int, world: int, accumulate: int, merg
     assert [sampler.global_size(index) for index in range(len(sampler))] == sizes
 
 
-def test_too_few_images_for_one_step_raise_an_error_with_the_required_number() -> None:
+def test_too_few_images_for_one_step_raise_with_required_number() -> None:
     with pytest.raises(DataError, match=r"2 processes .*accumulate_steps 2: 7 images are too few .*; give at least 8"):
         TrainBatches(7, 16, world_size=2, accumulate_steps=2)
     assert len(TrainBatches(8, 16, world_size=2, accumulate_steps=2)) == 1
 
 
-def test_skipping_gives_the_tail_of_the_same_sequence() -> None:
+def test_skipping_gives_tail_of_the_same_sequence() -> None:
     sampler = TrainBatches(97, 12, rank=1, world_size=2, seed=1)
     for epoch in range(3):
         sampler.set_epoch(epoch)
@@ -83,7 +83,7 @@ def test_skipping_gives_the_tail_of_the_same_sequence() -> None:
 
 
 def _interleaved(shares: list[list[tuple[int, ...]]]) -> list[tuple[int, ...]]:
-    """Return the keys of a global batch from those of its ranks."""
+    """Return the keys of a global batch from the keys of its ranks."""
     keys: list[tuple[int, ...]] = [()] * sum(map(len, shares))
     for rank, share in enumerate(shares):
         keys[rank :: len(shares)] = share
@@ -102,7 +102,7 @@ def test_repetitions_are_drawn_in_the_order_of_timm(world: int) -> None:
         assert [index for keys in batches for _, index, _ in keys] == expected
 
 
-def test_repetitions_have_different_keys_and_an_epoch_keeps_its_length() -> None:
+def test_repetitions_have_different_keys_and_epoch_keeps_its_length() -> None:
     for world in (1, 2, 3):
         ranks = [TrainBatches(20, 6, rank=rank, world_size=world, repeats=3, seed=1) for rank in range(world)]
         for batches in ranks:
@@ -121,7 +121,7 @@ def test_repetitions_have_different_keys_and_an_epoch_keeps_its_length() -> None
 
 
 @pytest.mark.parametrize("batch", [-1, 9])
-def test_skipping_beyond_the_epoch_is_an_error(batch: int) -> None:
+def test_skipping_beyond_epoch_raises(batch: int) -> None:
     with pytest.raises(DataError, match=f"no batch {batch} in an epoch of 8 batches"):
         TrainBatches(97, 12).skip_to(batch)
 
@@ -132,13 +132,13 @@ def _order(seed: int, epoch: int) -> list[int]:
     return [index for keys in sampler for _, index in keys]
 
 
-def test_the_order_is_a_function_of_seed_and_epoch() -> None:
+def test_order_is_function_of_seed_and_epoch() -> None:
     orders = {(seed, epoch): _order(seed, epoch) for seed in range(3) for epoch in range(3)}
     assert all(_order(*key) == order for key, order in orders.items())
     assert len({tuple(order) for order in orders.values()}) == 9
 
 
-def test_a_running_iteration_keeps_its_epoch() -> None:
+def test_running_iteration_keeps_its_epoch() -> None:
     sampler = TrainBatches(97, 12)
     expected = list(sampler)
     begun = iter(sampler)
@@ -162,7 +162,7 @@ def test_validation_draws_every_image_exactly_once_unpadded(world: int, limit: i
             assert all(0 < len(keys) <= batch for keys in batches)
 
 
-def test_a_limit_is_spread_evenly_over_the_data_set() -> None:
+def test_limit_is_spread_evenly_over_data_set() -> None:
     for num, limit in itertools.product((16, 97, 1000), (3, 7, 16)):
         indices = [index for keys in ValBatches(num, 4, limit=limit) for _, index in keys]
         gaps = [after - before for before, after in itertools.pairwise([*indices, num])]
@@ -171,13 +171,13 @@ def test_a_limit_is_spread_evenly_over_the_data_set() -> None:
 
 
 @pytest.mark.parametrize("limit", [0, -3])
-def test_a_limit_below_one_is_an_error(limit: int) -> None:
+def test_limit_below_one_raises(limit: int) -> None:
     with pytest.raises(ConfigError, match=f"--limit: .*limited to {limit}"):
         ValBatches(10, 2, limit=limit)
 
 
 @pytest.mark.parametrize("replicas", [1, 3, 4, 8])
-def test_a_replica_has_the_same_images_on_any_number_of_processes(replicas: int) -> None:
+def test_replica_has_same_images_on_any_number_of_processes(replicas: int) -> None:
     for num, size, repeats in itertools.product((17, 64, 97), (8, 24), (1, 3)):
         if num < 2 * replicas:
             continue
@@ -198,7 +198,7 @@ def test_a_replica_has_the_same_images_on_any_number_of_processes(replicas: int)
                 assert len(val_batches) <= val_batches.num_batches(rank=0)
 
 
-def test_the_last_batch_is_merged_alike_on_any_number_of_processes() -> None:
+def test_last_batch_is_merged_alike_on_any_number_of_processes() -> None:
     for num in range(8, 40):
         sizes = {
             tuple(batches.global_size(batch) for batch in range(len(batches)))

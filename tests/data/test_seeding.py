@@ -16,7 +16,7 @@ def test_neighboring_words_give_different_draws() -> None:
     assert sum(draws) / len(draws) == pytest.approx(0.5, abs=0.05)
 
 
-def test_the_seed_of_torch_decides_random_numbers_that_have_none_of_their_own() -> None:
+def test_torch_seed_decides_unseeded_random_numbers() -> None:
     draws = []
     for seed in (1, 1, 2):
         torch.manual_seed(seed)

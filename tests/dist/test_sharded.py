@@ -84,11 +84,11 @@ def test_sharded_networks_train_as_one_process_with_the_whole_batch(norm: str, w
     _check("resnet18", norm, ways)
 
 
-def test_a_reversible_network_is_sharded_as_a_whole() -> None:
+def test_reversible_network_is_sharded_as_whole() -> None:
     _check("revnet38_cifar", "sync", ["network"])
 
 
-def test_a_block_of_a_reversible_chain_is_refused() -> None:
+def test_block_of_reversible_chain_raises() -> None:
     for message in run_distributed(_sharded, 2, "revnet38_cifar", "inplace", "blocks"):
         assert isinstance(message, str)
         assert "chain of reversible" in message

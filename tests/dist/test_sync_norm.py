@@ -50,7 +50,7 @@ def _sync_step(sizes: tuple[int, ...], spatial: tuple[int, ...], momentum: float
 
 
 @pytest.mark.parametrize(("sizes", "momentum"), SPLITS)
-def test_uneven_processes_equal_one_process_with_the_whole_batch(sizes, momentum):
+def test_uneven_processes_equal_one_process(sizes, momentum):
     spatial = (1, 1) if sizes == (1, 1, 1) else (5, 2)
     results = run_distributed(_sync_step, len(sizes), sizes, spatial, momentum)
     x, dz, weight, bias = _data(sum(sizes), spatial)
@@ -59,7 +59,7 @@ def test_uneven_processes_equal_one_process_with_the_whole_batch(sizes, momentum
     truth.backward(dz)
     assert relative_error(torch.cat([r["z"] for r in results]), truth.detach()) < 1e-9
     assert relative_error(torch.cat([r["dx"] for r in results]), leaf.grad) < 1e-9
-    # local sums: DistributedDataParallel averages them, as those of every other parameter
+    # local sums: DistributedDataParallel averages them, like all gradients of parameters
     assert relative_error(sum(r["dweight"] for r in results), w.grad) < 1e-9
     assert relative_error(sum(r["dbias"] for r in results), b.grad) < 1e-9
     twin = ABN(3, momentum=momentum).double()
@@ -109,7 +109,7 @@ def _copies_of_a_grouped_layer() -> tuple[bool, bool, float]:
     return clone.group is group, pickled.group is None, clone.running_mean[0].item()
 
 
-def test_a_deep_copy_shares_the_group_and_a_pickle_leaves_it_behind():
+def test_deep_copy_shares_the_group_and_pickle_leaves_it_behind():
     results = run_distributed(_copies_of_a_grouped_layer, 3)
     assert all(shared and dropped for shared, dropped, _ in results)
     assert [round(mean, 6) for _, _, mean in results] == [0.0, 0.15, 0.15]
@@ -133,14 +133,14 @@ def test_frozen_norms_and_feature_networks_train_under_ddp():
     assert run_distributed(_frozen_and_features_under_ddp, 2) == [True, True]
 
 
-def test_only_the_active_processes_are_synchronized():
+def test_only_active_processes_are_synchronized():
     results = run_distributed(_subgroup, 3)
     assert all(consistent for consistent, _, _ in results)
     assert [active for _, active, _ in results] == [False, True, True]
     assert [round(mean, 6) for _, _, mean in results[1:]] == [0.15, 0.15]  # momentum 0.1 times the mean of 1 and 2
 
 
-def test_without_a_process_group_it_is_the_unsynchronized_layer():
+def test_without_process_group_it_is_unsynchronized_layer():
     x = torch.randn(4, 3, 5, 5, dtype=torch.float64)
     assert (
         relative_error(InPlaceABNSync(3).double()(x.clone()), activated_batch_norm(x, torch.ones(3).double(), None))

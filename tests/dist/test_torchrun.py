@@ -80,9 +80,7 @@ def _torchrun(*arguments: str) -> Iterator[subprocess.Popen[str]]:
         process.communicate()
 
 
-def test_a_restarted_run_on_two_nodes_is_bit_identical_to_an_uninterrupted_run(
-    command: list[str], tmp_path: Path
-) -> None:
+def test_restarted_run_on_two_nodes_is_identical_to_uninterrupted_run(command: list[str], tmp_path: Path) -> None:
     """The two nodes are two launchers on this machine."""
     straight, restarted = tmp_path / "straight", tmp_path / "restarted"
     assert run_distributed(main, 2, [*command, str(straight)], group=False) == [0, 0]

@@ -36,7 +36,7 @@ def _files(folder: Path) -> dict[str, int]:
     return {path.name: read(path)["position"]["step"] for path in folder.iterdir() if path.name != BEST}
 
 
-def test_a_checkpoint_holds_tensors_and_plain_python_under_the_originals_names(tmp_path: Path) -> None:
+def test_checkpoint_holds_tensors_and_plain_python(tmp_path: Path) -> None:
     state = _state()
     state.epoch, state.batch, state.step, state.best_score, state.num_images = 2, 3, 13, 61.5, 40
     content = torch.load(save(state, tmp_path), weights_only=True)
@@ -49,7 +49,7 @@ def test_a_checkpoint_holds_tensors_and_plain_python_under_the_originals_names(t
     assert len(content["ranks"]) == 1
 
 
-def test_the_last_two_checkpoints_and_the_best_one_are_kept(tmp_path: Path) -> None:
+def test_last_two_checkpoints_and_the_best_one_are_kept(tmp_path: Path) -> None:
     for step, is_best in ((1, True), (2, False), (3, False)):
         state = _state(step)
         state.epoch = step
@@ -59,9 +59,7 @@ def test_the_last_two_checkpoints_and_the_best_one_are_kept(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("ema_decay", [None, 0.9])
-def test_the_best_file_holds_what_inference_needs_and_no_training_state(
-    tmp_path: Path, ema_decay: float | None
-) -> None:
+def test_best_file_holds_no_training_state(tmp_path: Path, ema_decay: float | None) -> None:
     config = make_config(optimizer={"ema_decay": ema_decay})
     state = build_state(task_of(config), build_net(config.network), this_process())
     with torch.no_grad():
@@ -80,7 +78,7 @@ def test_the_best_file_holds_what_inference_needs_and_no_training_state(
     assert differences(read_back, read_state_dict(checkpoint)) == []
 
 
-def test_a_run_is_not_continued_from_its_best_weights(tmp_path: Path) -> None:
+def test_run_is_not_continued_from_its_best_weights(tmp_path: Path) -> None:
     save(_state(1), tmp_path, is_best=True)
     with pytest.raises(CheckpointError, match=r"no training state to resume from; resume from a checkpoint\.pth\.tar,"):
         read(tmp_path / BEST)
@@ -98,7 +96,7 @@ def _file_size_limit(num_bytes: int) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("num_bytes", [0, 1000, 12_000])
-def test_a_full_disk_leaves_the_previous_checkpoint_intact_and_no_partial_file(tmp_path: Path, num_bytes: int) -> None:
+def test_full_disk_keeps_previous_checkpoint(tmp_path: Path, num_bytes: int) -> None:
     save(_state(1), tmp_path)
     with (
         _file_size_limit(num_bytes),
@@ -111,9 +109,7 @@ def test_a_full_disk_leaves_the_previous_checkpoint_intact_and_no_partial_file(t
 
 
 @pytest.mark.parametrize("call", ["save", "fsync", "replace"])
-def test_a_run_that_dies_anywhere_in_a_save_leaves_a_good_checkpoint(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str
-) -> None:
+def test_killed_save_leaves_good_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str) -> None:
     save(_state(1), tmp_path)
     module = torch if call == "save" else os
     original = getattr(module, call)
@@ -138,14 +134,14 @@ def test_a_run_that_dies_anywhere_in_a_save_leaves_a_good_checkpoint(
 
 
 @pytest.mark.parametrize("fraction", [0.0, 0.3, 0.999])
-def test_a_cut_off_file_is_reported_as_damaged(tmp_path: Path, fraction: float) -> None:
+def test_cut_off_file_is_reported_as_damaged(tmp_path: Path, fraction: float) -> None:
     path = save(_state(), tmp_path)
     path.write_bytes(path.read_bytes()[: int(fraction * path.stat().st_size)])
     with pytest.raises(CheckpointError, match="damaged"):
         read(path)
 
 
-def test_one_flipped_bit_in_a_weight_is_reported_as_damaged(tmp_path: Path) -> None:
+def test_one_flipped_bit_in_weight_is_reported_as_damaged(tmp_path: Path) -> None:
     state = _state()
     path = save(state, tmp_path)
     content = bytearray(path.read_bytes())
@@ -164,7 +160,7 @@ class _RunsCode:
         return Path.touch, (self.trace,)
 
 
-def test_a_file_with_code_is_refused_without_running_it(tmp_path: Path) -> None:
+def test_file_with_code_raises_without_running_it(tmp_path: Path) -> None:
     path, trace = tmp_path / CHECKPOINT, tmp_path / "trace"
     torch.save({"position": {}, "format_version": 1, "state_dict": _RunsCode(trace)}, path)
     with pytest.raises(CheckpointError, match=CHECKPOINT):
@@ -176,7 +172,7 @@ def test_a_file_with_code_is_refused_without_running_it(tmp_path: Path) -> None:
     assert not trace.exists()
 
 
-def test_a_file_of_the_original_trainer_can_only_serve_as_weights(tmp_path: Path) -> None:
+def test_file_of_original_trainer_can_only_serve_as_weights(tmp_path: Path) -> None:
     content = {"epoch": 3, "arch": "resnet101", "state_dict": {}, "best_prec1": 75.0, "optimizer": {}}
     for zipped in (True, False):
         path = tmp_path / f"{zipped}.pth.tar"

@@ -48,7 +48,7 @@ class _HeldWrites:
         self.events.append(("end", step))
 
 
-def test_steps_are_taken_during_a_write_and_do_not_change_what_is_written(
+def test_steps_during_write_do_not_change_checkpoint(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with pytest.raises(TrainingInterrupted):  # a run that ends at the step whose checkpoint is compared
@@ -70,9 +70,7 @@ def test_steps_are_taken_during_a_write_and_do_not_change_what_is_written(
     assert differences(written[0], read(tmp_path / "stopped" / CHECKPOINT)) == []
 
 
-def test_a_save_waits_for_the_previous_save_and_closing_waits_for_the_last(
-    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_save_and_close_wait_for_previous_save(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     held = _HeldWrites()
     held.go.set()
     monkeypatch.setattr(checkpoint, "write", held)
@@ -88,7 +86,7 @@ def _signal_at(step: int) -> Any:
     return lambda metrics: metrics.step == step and os.kill(os.getpid(), signal.SIGTERM)
 
 
-def test_an_interrupted_run_ends_when_its_state_is_written(
+def test_interrupted_run_ends_when_its_state_is_written(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     slow_save = torch.save
@@ -117,7 +115,7 @@ def _fail_at(step: int, monkeypatch: pytest.MonkeyPatch, after_s: float = 0.0) -
     [(3, 3, 1, (3, 4)), (6, 3, 100, (5,)), (15, 0, 100, (15,))],
     ids=["report", "save", "end"],
 )
-def test_a_write_that_fails_ends_the_run_with_the_message_of_a_failed_save(
+def test_failed_write_ends_run(
     data: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,

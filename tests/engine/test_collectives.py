@@ -60,15 +60,13 @@ def _messages_of_a_step(norm: str, num_parts: int) -> tuple[list[tuple[str, int]
 
 @pytest.mark.parametrize("num_parts", [1, 2])
 @pytest.mark.parametrize("norm", ["standard", "inplace"])
-def test_norms_that_are_not_synchronized_send_nothing_and_gradients_travel_once_in_a_step(
-    norm: str, num_parts: int
-) -> None:
+def test_unsynchronized_norms_send_nothing(norm: str, num_parts: int) -> None:
     for messages, num_bytes in run_distributed(_messages_of_a_step, 2, norm, num_parts):
         assert messages == [("all_reduce", num_bytes)]
 
 
 @pytest.mark.parametrize("num_parts", [1, 2])
-def test_a_synchronized_norm_sends_one_message_in_each_direction_and_part(num_parts: int) -> None:
+def test_synchronized_norm_sends_one_message_per_direction(num_parts: int) -> None:
     for messages, num_bytes in run_distributed(_messages_of_a_step, 2, "sync", num_parts):
         forward = [("all_gather", 8 * (2 * num + 1)) for num in CHANNELS]  # means, variances, count
         backward = [("all_reduce", 4 * 2 * num) for num in CHANNELS]  # two sums
@@ -94,7 +92,7 @@ def _messages_of_the_loop(data: Path, log_dir: Path, log_interval: int) -> list[
     return messages
 
 
-def test_the_loop_sends_one_number_a_step_and_two_messages_more_a_report(tmp_path: Path) -> None:
+def test_loop_sends_one_number_per_step_and_two_messages_per_report(tmp_path: Path) -> None:
     data = make_images(tmp_path / "data")
     signal = ("all_reduce", 8)
     for messages in run_distributed(_messages_of_the_loop, 2, data, tmp_path / "rare", 100):

@@ -30,7 +30,7 @@ def test_weights_buffers_optimizer_and_average_have_names() -> None:
     assert list(state_tensors({"state_dict": {"b": torch.ones(1), "a": torch.ones(1)}})) == ["a", "b"]
 
 
-def test_the_digest_is_the_sha256_of_names_dtypes_shapes_and_values() -> None:
+def test_digest_is_sha256_of_names_dtypes_shapes_and_values() -> None:
     tensors = {"a": torch.tensor([[1.0, 2.0]]), "b": torch.tensor(3)}
     text = b"a torch.float32 (1, 2)\n" + tensors["a"].numpy().tobytes() + b"b torch.int64 ()\n" + bytes([3] + 7 * [0])
     assert digest(tensors) == hashlib.sha256(text).hexdigest()
@@ -39,7 +39,7 @@ def test_the_digest_is_the_sha256_of_names_dtypes_shapes_and_values() -> None:
 
 
 @pytest.mark.parametrize("name", list(state_tensors(_content())))
-def test_one_changed_bit_changes_the_digest_and_is_named(name: str) -> None:
+def test_one_changed_bit_changes_digest_and_is_named(name: str) -> None:
     first, second = (state_tensors(_content()) for _ in range(2))
     assert digest(first) == digest(second)
     assert list(differences(first, second)) == []

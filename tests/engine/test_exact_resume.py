@@ -138,7 +138,7 @@ CASES: dict[str, Callable[[Path], Case]] = {
 
 
 @pytest.mark.parametrize("name", [pytest.param(name, marks=SMOKE.get(name, ())) for name in CASES])
-def test_a_killed_and_resumed_run_is_bit_identical_to_an_uninterrupted_run(name: str, tmp_path: Path) -> None:
+def test_killed_and_resumed_run_is_bit_identical_to_uninterrupted_run(name: str, tmp_path: Path) -> None:
     case = CASES[name](tmp_path / "data")
     straight, killed = tmp_path / "straight", tmp_path / "killed"
     every = case.config.checkpoint.every_steps
@@ -173,7 +173,7 @@ def _hold_in_write(held_step: int, folder: Path, config: Experiment, data: Path,
         run_until_killed(config, data, log_dir, held_step + 1)
 
 
-def test_a_run_killed_during_a_write_resumes_from_the_previous_checkpoint(data: Path, tmp_path: Path) -> None:
+def test_run_killed_during_write_resumes_from_previous_checkpoint(data: Path, tmp_path: Path) -> None:
     config = make_config(checkpoint={"every_steps": EVERY_STEPS})
     straight, killed = tmp_path / "straight", tmp_path / "killed"
     run(config, data, straight, MemoryLog())

@@ -1,4 +1,4 @@
-"""The angle between reconstructed and stored gradients is that of the step's own batch, and changes no run."""
+"""The angle between reconstructed and stored gradients is measured on the step's batch, and changes no run."""
 
 from __future__ import annotations
 
@@ -69,9 +69,7 @@ def _all_of(state: TrainState) -> dict[str, Any]:
     [{}, {"optimizer": {"accumulate_steps": 2}, "training": {"amp": "bf16"}}],
     ids=["plain", "amp and parts"],
 )
-def test_metered_steps_change_neither_weights_nor_statistics_nor_random_numbers(
-    data: Path, tmp_path: Path, changes: dict[str, Any]
-) -> None:
+def test_metered_steps_change_no_state(data: Path, tmp_path: Path, changes: dict[str, Any]) -> None:
     states = []
     for every in (0, 1):
         training = {**changes.get("training", {}), "gradient_angle_meter": every}
@@ -92,7 +90,7 @@ def _by_hand(model: nn.Module, images: Tensor, targets: Tensor, store: bool) -> 
     return torch.cat([parameter.grad.double().flatten() for parameter in model.parameters()])  # type: ignore[union-attr]
 
 
-def test_the_angle_equals_two_manual_backward_passes(tmp_path: Path) -> None:
+def test_angle_equals_two_manual_backward_passes(tmp_path: Path) -> None:
     state = _start(_drifting_net, tmp_path, optimizer={"accumulate_steps": 1})
     state.model.double().train()
     for module in state.model.modules():
@@ -105,7 +103,7 @@ def test_the_angle_equals_two_manual_backward_passes(tmp_path: Path) -> None:
     assert gradient_angle(state, StepBatch(images, targets, 8)) == pytest.approx(expected, rel=1e-6)
 
 
-def test_the_meter_sums_gradients_like_the_step(tmp_path: Path) -> None:
+def test_meter_sums_gradients_like_step(tmp_path: Path) -> None:
     """Two parts of a batch, in one of which norms take their statistics, are summed as the step does it."""
     state = _start(_net, tmp_path, optimizer={"accumulate_steps": 2, "clip": 0, "batch_size": 8})
     state.wrapped_model.train()
@@ -122,7 +120,7 @@ def test_the_meter_sums_gradients_like_the_step(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("store", [True, None])
-def test_the_meter_of_a_network_that_reconstructs_nothing_is_refused(store: bool | None) -> None:
+def test_meter_of_irreversible_network_raises(store: bool | None) -> None:
     chain = ReversibleSequential([ReversibleBlock(_branch(), _branch())], store=bool(store))
     model = nn.Sequential(nn.Identity() if store is None else chain)
     with pytest.raises(ConfigError, match=r"training\.gradient_angle_meter = 5, but this network reconstructs no"):

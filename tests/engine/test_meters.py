@@ -35,7 +35,7 @@ def _read_once_per_rank(finite: bool) -> tuple[Reading, int]:
         return meter.read(reduce=True), all_reduce.call_count
 
 
-def test_sums_equal_a_manual_count() -> None:
+def test_sums_equal_manual_count() -> None:
     meter = Meter("cpu", 2)
     _add(meter, 3.0, [1, 2], 3, step=0)
     _add(meter, 2.0, [2, 2], 2, step=1)
@@ -43,7 +43,7 @@ def test_sums_equal_a_manual_count() -> None:
     assert meter.read().loss == 1.0
 
 
-def test_the_difference_of_two_readings_covers_the_samples_between_them() -> None:
+def test_difference_of_two_readings_covers_samples_between_them() -> None:
     meter, later = Meter("cpu", 2), Meter("cpu", 2)
     _add(meter, 3.0, [1, 2], 3, step=0)
     before = meter.read()
@@ -52,7 +52,7 @@ def test_the_difference_of_two_readings_covers_the_samples_between_them() -> Non
     assert _sums(meter.read().since(before)) == _sums(later.read())
 
 
-def test_loss_sums_do_not_depend_on_the_order() -> None:
+def test_loss_sums_do_not_depend_on_order() -> None:
     losses = (1000 * torch.randn(1000, generator=torch.Generator().manual_seed(0)).exp()).tolist()
     assert sum(losses) != sum(reversed(losses))
     meters = [Meter("cpu", 1), Meter("cpu", 1)]
@@ -62,7 +62,7 @@ def test_loss_sums_do_not_depend_on_the_order() -> None:
     assert meters[0].read().loss_sum == meters[1].read().loss_sum == pytest.approx(sum(losses), rel=1e-9)
 
 
-def test_loss_sums_do_not_lose_small_terms_of_a_long_epoch() -> None:
+def test_loss_sums_do_not_lose_small_terms_of_long_epoch() -> None:
     meter = Meter("cpu", 1)
     _add(meter, 2.0**24, [0], 1, step=0)
     for step in range(4):
@@ -71,7 +71,7 @@ def test_loss_sums_do_not_lose_small_terms_of_a_long_epoch() -> None:
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
-def test_the_first_step_whose_loss_is_not_finite_is_remembered(bad: float) -> None:
+def test_first_non_finite_step_is_remembered(bad: float) -> None:
     meter = Meter("cpu", 1)
     for step, loss in enumerate([1.0, 2.0, bad, bad, 1.0]):
         _add(meter, loss, [0], 1, step)
@@ -80,13 +80,13 @@ def test_the_first_step_whose_loss_is_not_finite_is_remembered(bad: float) -> No
     assert meter.read().first_bad_step is None
 
 
-def test_an_empty_meter_returns_nan() -> None:
+def test_empty_meter_returns_nan() -> None:
     reading = Meter("cpu", 2).read()
     assert (reading.count, reading.counts.tolist()) == (0, [0, 0])
     assert math.isnan(reading.loss)
 
 
-def test_a_restored_meter_continues_where_the_saved_one_stopped() -> None:
+def test_restored_meter_continues_where_saved_one_stopped() -> None:
     first, second = Meter("cpu", 2), Meter("cpu", 2)
     _add(first, 4.0, [1, 1], 2, step=3)
     saved = first.state()
@@ -99,7 +99,7 @@ def test_a_restored_meter_continues_where_the_saved_one_stopped() -> None:
 
 @pytest.mark.dist
 @pytest.mark.parametrize("finite", [True, False])
-def test_three_ranks_agree_to_the_bit_after_a_single_all_reduce_even_if_one_saw_nothing(finite: bool) -> None:
+def test_ranks_agree_after_single_all_reduce(finite: bool) -> None:
     """A sum of whole numbers beyond 2**53, which float64 cannot hold, stays exact."""
     for reading, num_collectives in run_distributed(_read_once_per_rank, 3, finite):
         assert num_collectives == 1
@@ -114,7 +114,7 @@ def test_three_ranks_agree_to_the_bit_after_a_single_all_reduce_even_if_one_saw_
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-def test_an_update_never_waits_for_the_device() -> None:
+def test_update_never_waits_for_device() -> None:
     meter = Meter("cuda", 2)
     counts: Tensor = torch.ones(2, dtype=torch.int64, device="cuda")
     loss = torch.ones((), device="cuda")

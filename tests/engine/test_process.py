@@ -26,14 +26,14 @@ def _set(monkeypatch: pytest.MonkeyPatch, variables: dict[str, str]) -> None:
         monkeypatch.setenv(name, value)
 
 
-def test_without_a_launcher_the_process_is_alone_and_has_no_group() -> None:
+def test_without_launcher_process_is_alone_and_has_no_group() -> None:
     with open_process() as process:
         assert (process.rank, process.world_size) == (0, 1)
         assert process.is_main
         assert not dist.is_initialized()
 
 
-def test_a_local_rank_without_a_device_of_its_own_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_local_rank_without_its_own_device_raises(monkeypatch: pytest.MonkeyPatch) -> None:
     _set(monkeypatch, TWO_RANKS)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
@@ -61,7 +61,7 @@ def test_two_processes_find_each_other_and_leave() -> None:
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 @pytest.mark.parametrize("asked", [None, "nccl", "gloo"])
-def test_the_group_has_the_requested_backend(monkeypatch: pytest.MonkeyPatch, asked: str | None, device: str) -> None:
+def test_group_has_requested_backend(monkeypatch: pytest.MonkeyPatch, asked: str | None, device: str) -> None:
     opened = []
 
     def join(backend: str, **options: object) -> None:
@@ -78,21 +78,18 @@ def test_the_group_has_the_requested_backend(monkeypatch: pytest.MonkeyPatch, as
     assert opened == ([] if refused else [asked or {"cpu": "gloo", "cuda": "nccl"}[device]])
 
 
-@pytest.mark.parametrize("missing", ["RANK", "WORLD_SIZE"])
-def test_a_half_set_environment_is_refused(monkeypatch: pytest.MonkeyPatch, missing: str) -> None:
-    _set(monkeypatch, {name: value for name, value in TWO_RANKS.items() if name != missing})
-    with pytest.raises(ConfigError, match="only one of RANK and WORLD_SIZE is set"), open_process():
-        pass
-
-
-@pytest.mark.parametrize("name", ["RANK", "WORLD_SIZE", "LOCAL_RANK"])
-def test_a_variable_other_than_a_number_is_refused(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    _set(monkeypatch, {**TWO_RANKS, name: "two"})
-    with pytest.raises(ConfigError, match=f"environment: {name}='two' is not a whole number"), open_process():
-        pass
-
-
-def test_a_rank_beyond_the_world_size_does_not_wait_for_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    _set(monkeypatch, {**TWO_RANKS, "RANK": "3"})
-    with pytest.raises(ConfigError, match="environment: RANK=3 is not below WORLD_SIZE=2"), open_process():
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        *((name, None, "only one of RANK and WORLD_SIZE is set") for name in ("RANK", "WORLD_SIZE")),
+        *((name, "two", f"environment: {name}='two' is not a whole number") for name in list(TWO_RANKS)[:3]),
+        ("RANK", "3", "environment: RANK=3 is not below WORLD_SIZE=2"),
+    ],
+)
+def test_invalid_environment_raises(
+    monkeypatch: pytest.MonkeyPatch, name: str, value: str | None, message: str
+) -> None:
+    variables = {**TWO_RANKS, name: value}
+    _set(monkeypatch, {key: each for key, each in variables.items() if each is not None})
+    with pytest.raises(ConfigError, match=message), open_process():
         pass

@@ -16,7 +16,7 @@ def _config(epochs: int) -> Experiment:
     )
 
 
-def test_a_prolonged_run_is_bit_identical_to_a_longer_run(tmp_path: Path) -> None:
+def test_prolonged_run_is_bit_identical_to_longer_run(tmp_path: Path) -> None:
     data = make_images(tmp_path / "data", num_train=24)
     straight, prolonged, log = tmp_path / "straight", tmp_path / "prolonged", MemoryLog()
     run(_config(3), data, straight, MemoryLog())

@@ -76,7 +76,7 @@ def straight(
 
 
 @pytest.mark.parametrize("stop_at", [2, pytest.param(8, marks=pytest.mark.exhaustive), 14])
-def test_a_run_stopped_within_an_epoch_resumes_bit_identically(
+def test_run_stopped_within_epoch_resumes_bit_identically(
     data: Path, tmp_path: Path, straight: tuple[dict[str, Any], list[tuple[Tensor, Tensor]]], stop_at: int
 ) -> None:
     def send(metrics: TrainMetrics) -> None:
@@ -104,7 +104,7 @@ def test_workers_change_no_bit(
 
 
 def _build(network: NetworkSpec) -> nn.Module:
-    """Return a network without norms, whose statistics would be those of a part, and without random numbers."""
+    """Return a network without norms, which would use the statistics of a part, and without random numbers."""
     return nn.Sequential(
         nn.Conv2d(3, 8, 3), nn.LeakyReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, network.num_classes)
     )
@@ -117,7 +117,7 @@ def _of_rank(config: Experiment, data: Path, log_dir: Path) -> tuple[dict[str, T
 
 @pytest.mark.dist
 @pytest.mark.slow
-def test_two_processes_and_accumulation_see_the_images_of_one(data: Path, tmp_path: Path) -> None:
+def test_two_processes_and_accumulation_see_images_of_one(data: Path, tmp_path: Path) -> None:
     weights, expected = _of_rank(_config(batch_size=12), data, tmp_path / "one")
     assert [len(images) for images, _ in expected] == [12, 12, 12, 8] * 3  # some images of the last have no partner
     shares = run_distributed(_of_rank, 2, _config(batch_size=12, accumulate_steps=2), data, tmp_path / "two")
@@ -131,7 +131,7 @@ def test_two_processes_and_accumulation_see_the_images_of_one(data: Path, tmp_pa
         torch.testing.assert_close(tensor, weights[key], rtol=TOLERANCE, atol=TOLERANCE)
 
 
-def test_a_batch_that_cannot_be_halved_on_each_process_is_an_error() -> None:
+def test_odd_batch_per_process_raises() -> None:
     check_world_size(_config(), 4)
     with pytest.raises(ConfigError, match=r"batch_size = 8: is not a multiple of twice the number of processes \(8\)"):
         check_world_size(_config(), 8)

@@ -87,13 +87,13 @@ def _check_same(worlds: tuple[int, ...], config: Experiment, data: Path, folder:
 
 @pytest.mark.slow
 @pytest.mark.dist
-def test_any_number_of_processes_trains_the_same_weights(data: Path, tmp_path: Path) -> None:
+def test_any_number_of_processes_trains_same_weights(data: Path, tmp_path: Path) -> None:
     _check_same((2, 3, 4), _config(), data, tmp_path, {})
 
 
 @pytest.mark.slow
 @pytest.mark.dist
-def test_any_number_of_processes_divides_eight_replicas(tmp_path: Path) -> None:
+def test_processes_that_do_not_divide_eight_replicas_train_same_weights(tmp_path: Path) -> None:
     data = make_images(tmp_path / "data", 2 * 32 + 17, num_val=11)
     _check_same((3, 8), _config(8, optimizer={"batch_size": 32}), data, tmp_path, {})
 
@@ -118,14 +118,14 @@ NETWORKS: dict[str, Callable[[], Experiment]] = {
 
 @pytest.mark.dist
 @pytest.mark.parametrize("name", SETTINGS)
-def test_settings_train_the_same_weights_on_three_processes(name: str, data: Path, tmp_path: Path) -> None:
+def test_settings_train_same_weights_on_three_processes(name: str, data: Path, tmp_path: Path) -> None:
     _check_same((3,), SETTINGS[name](), data, tmp_path, {})
 
 
 @pytest.mark.slow
 @pytest.mark.dist
 @pytest.mark.parametrize("name", NETWORKS)
-def test_networks_train_the_same_weights_on_three_processes(name: str, data: Path, tmp_path: Path) -> None:
+def test_networks_train_same_weights_on_three_processes(name: str, data: Path, tmp_path: Path) -> None:
     if name == "timm":
         pytest.importorskip("timm")
     _check_same((3,), NETWORKS[name](), data, tmp_path, {"build": build_from_config})
@@ -136,14 +136,14 @@ def build_segmenter(network: NetworkSpec) -> nn.Module:
 
 
 @pytest.mark.dist
-def test_segmentation_trains_the_same_weights_on_three_processes(tmp_path: Path) -> None:
+def test_segmentation_trains_same_weights_on_three_processes(tmp_path: Path) -> None:
     data = make_labeled(tmp_path / "data", num_train=14, num_val=5)
     config = make_segmentation_config(optimizer={"replicas": 4, "batch_size": 8})
     _check_same((3,), config, data, tmp_path, {"build": build_segmenter})
 
 
 @pytest.mark.dist
-def test_a_run_killed_on_three_processes_resumes_on_two(data: Path, tmp_path: Path) -> None:
+def test_run_killed_on_three_processes_resumes_on_two(data: Path, tmp_path: Path) -> None:
     schedule = {"type": "linear", "mode": "step", "epochs": 3, "params": {"alpha": -0.1, "beta": 1.0}}
     config = _config(checkpoint={"every_steps": 2}, optimizer={"schedule": schedule})
     straight, killed = tmp_path / "straight", tmp_path / "killed"
@@ -192,7 +192,7 @@ def _expected_weights(config: Experiment, data: Path) -> dict[str, Tensor]:
     return model.state_dict()
 
 
-def test_an_epoch_is_that_of_a_loop_over_the_replicas_with_sums_of_integers(data: Path, tmp_path: Path) -> None:
+def test_epoch_equals_loop_of_plain_torch_with_sums_of_integers(data: Path, tmp_path: Path) -> None:
     config = _config()
     state = run(config, data, tmp_path, MemoryLog())
     assert differences(state.model.state_dict(), _expected_weights(config, data)) == []
@@ -207,7 +207,7 @@ def _weights(config: Experiment, data: Path, folder: Path) -> dict[str, Tensor]:
 
 
 @pytest.mark.dist
-def test_replicas_train_the_function_of_as_many_processes(data: Path, tmp_path: Path) -> None:
+def test_replicas_train_function_of_as_many_processes(data: Path, tmp_path: Path) -> None:
     """Weights and running statistics are those of DistributedDataParallel with the norms of each process its own."""
     plain = run_distributed(_weights, 4, _config(None), data, tmp_path / "plain")[0]
     torch.testing.assert_close(_weights(_config(4), data, tmp_path / "replicas"), plain, rtol=1e-4, atol=1e-6)
@@ -244,7 +244,7 @@ def _odd_batches(num_images: int = 12) -> list[StepBatch]:
     return [StepBatch(images[replica::3], targets[replica::3], num_images) for replica in range(3)]
 
 
-def test_frozen_unused_and_tied_parameters_have_the_gradients_of_autograd() -> None:
+def test_frozen_unused_and_tied_parameters_have_gradients_of_autograd() -> None:
     state, batches = _odd_state(), _odd_batches()
     model, twin = state.model, _Odd()
     before = {name: value.clone() for name, value in model.state_dict().items()}
@@ -259,7 +259,7 @@ def test_frozen_unused_and_tied_parameters_have_the_gradients_of_autograd() -> N
     assert model.norm.num_batches_tracked == 1
 
 
-def test_a_gradient_that_is_not_finite_is_so_for_the_step() -> None:
+def test_gradient_of_one_replica_that_is_not_finite_reaches_weights() -> None:
     state, batches = _odd_state(), _odd_batches()
     batches[1].images[0] = torch.inf
     train_step(state, *batches)
@@ -267,7 +267,7 @@ def test_a_gradient_that_is_not_finite_is_so_for_the_step() -> None:
     assert state.meter.read().first_bad_step == 1
 
 
-def test_an_overflow_of_one_replica_in_half_precision_skips_the_step() -> None:
+def test_overflow_of_one_replica_in_half_precision_skips_step() -> None:
     state, batches = _odd_state(training={"amp": "fp16"}), _odd_batches()
     before = state.model.state_dict()["last.weight"].clone()
     batches[1].images[0] = 1e30
@@ -280,7 +280,7 @@ def test_an_overflow_of_one_replica_in_half_precision_skips_the_step() -> None:
 
 
 @pytest.mark.parametrize("amp", ["off", "fp16"])
-def test_the_loss_scale_changes_no_gradient(amp: str) -> None:
+def test_loss_scale_changes_no_gradient(amp: str) -> None:
     gradients = []
     for scale in (1.0, 1024.0):
         state = _odd_state(training={"amp": amp})
@@ -296,7 +296,7 @@ def test_the_loss_scale_changes_no_gradient(amp: str) -> None:
     assert torch.equal(*gradients)
 
 
-def test_a_gradient_beyond_the_range_is_an_error_with_the_name_of_the_parameter() -> None:
+def test_gradient_beyond_range_raises_with_name_of_parameter() -> None:
     state = _odd_state()
     state.model.factor = 1e9
     with pytest.raises(OverflowError, match=r"the gradient of first\.weight exceeds 4,194,304"):
@@ -316,7 +316,7 @@ def build_steep(network: NetworkSpec) -> nn.Module:
     return _Steep()
 
 
-def test_a_run_with_such_a_gradient_ends_with_the_last_good_checkpoint(data: Path, tmp_path: Path) -> None:
+def test_gradient_beyond_range_stops_run_with_last_good_checkpoint(data: Path, tmp_path: Path) -> None:
     with pytest.raises(NonFiniteLossError, match=r"gradient of last\..* at step 1; .* has no checkpoint yet: lower"):
         run(_config(), data, tmp_path, MemoryLog(), build=build_steep)
 
@@ -342,7 +342,7 @@ def _shard() -> str:
 
 
 @pytest.mark.dist
-def test_sharded_parameters_are_refused() -> None:
+def test_sharded_parameters_raise() -> None:
     for message in run_distributed(_shard, 2):
         assert message == "optimizer.replicas = 4: the parameters are sharded (FSDP2), and replicas need whole ones"
 
@@ -357,13 +357,13 @@ def _broadcast_weights() -> dict[str, Tensor]:
 
 
 @pytest.mark.dist
-def test_all_ranks_begin_with_the_weights_of_rank_0() -> None:
+def test_all_ranks_begin_with_weights_of_rank_0() -> None:
     first, second = run_distributed(_broadcast_weights, 2)
     assert differences(first, second) == []
     assert (first["1.running_mean"].sum(), first["1.odd"].all()) == (0, True)
 
 
-def test_fixed_algorithms_end_with_the_context(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fixed_algorithms_end_with_context(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":16:8")
     before = torch.get_num_threads()
     torch.set_num_threads(2)

@@ -47,9 +47,7 @@ def _equal(first: nn.Module, second: nn.Module) -> bool:
     return all(torch.equal(a, b) for a, b in pairs)
 
 
-def test_auto_falls_back_to_the_previous_checkpoint_and_says_so(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_auto_falls_back_to_previous_checkpoint_and_says_so(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     _save_steps(tmp_path, 1, 2)
     _damage(tmp_path / CHECKPOINT)
@@ -58,7 +56,7 @@ def test_auto_falls_back_to_the_previous_checkpoint_and_says_so(
     assert caplog.messages[1] == f"falling back to {tmp_path / PREVIOUS}"
 
 
-def test_auto_falls_back_when_a_save_died_between_its_two_renames(
+def test_auto_falls_back_when_save_died_between_its_two_renames(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
@@ -76,7 +74,7 @@ def test_auto_never_starts_anew_over_damaged_checkpoints(tmp_path: Path) -> None
         _start(tmp_path, resume="auto")
 
 
-def test_a_missing_or_damaged_path_raises_an_error_even_if_another_path_is_valid(tmp_path: Path) -> None:
+def test_missing_or_damaged_path_raises(tmp_path: Path) -> None:
     _save_steps(tmp_path, 1, 2)
     with pytest.raises(CheckpointError, match=r"missing\.pth: .*no such checkpoint"):
         _start(tmp_path, resume=str(tmp_path / "missing.pth"))
@@ -85,7 +83,7 @@ def test_a_missing_or_damaged_path_raises_an_error_even_if_another_path_is_valid
         _start(tmp_path, resume=str(tmp_path / CHECKPOINT))
 
 
-def test_changed_settings_are_refused_by_name_with_both_values(tmp_path: Path) -> None:
+def test_changed_settings_raise_with_both_values(tmp_path: Path) -> None:
     _save_steps(tmp_path, 1)
     changed = make_config(optimizer={"learning_rate": 0.5}, seed=4)
     message = r"optimizer.learning_rate: 0.05 before and 0.5 now, seed: 0 before and 4 now.*--weights"
@@ -97,20 +95,20 @@ def _schedule(epochs: int, kind: str = "cosine") -> dict[str, Any]:
     return {"schedule": {"type": kind, "mode": "step", "epochs": epochs, "warmup_epochs": 0.5}}
 
 
-def test_a_run_may_not_be_shortened(tmp_path: Path) -> None:
+def test_run_may_not_be_shortened(tmp_path: Path) -> None:
     _save_steps(tmp_path, 1)
     with pytest.raises(CheckpointError, match=r"optimizer.schedule.epochs: 3 before and 2 now"):
         _start(tmp_path, config=make_config(optimizer=_schedule(2)), resume="auto")
 
 
-def test_settings_that_do_not_touch_the_computation_may_change(tmp_path: Path) -> None:
+def test_settings_outside_of_computation_may_change(tmp_path: Path) -> None:
     _save_steps(tmp_path, 1)
     expected = {"source": "a paper", "scores": {"center8": {"top1": 1.0, "top5": 2.0}}}
     changed = make_config(checkpoint={"every_steps": 7}, expected=expected)
     assert _start(tmp_path, config=changed, resume="auto").step == 1
 
 
-def test_a_checkpoint_that_predates_a_setting_resumes_with_its_default(tmp_path: Path) -> None:
+def test_checkpoint_without_new_setting_resumes_with_default(tmp_path: Path) -> None:
     _save_steps(tmp_path, 1)
     content = read(tmp_path / CHECKPOINT)
     del content["config"]["network"]["memory"]
@@ -120,7 +118,7 @@ def test_a_checkpoint_that_predates_a_setting_resumes_with_its_default(tmp_path:
         _start(tmp_path, config=make_config(network={"memory": "plain"}), resume="auto")
 
 
-def test_another_number_of_processes_is_refused(tmp_path: Path) -> None:
+def test_another_number_of_processes_raises(tmp_path: Path) -> None:
     _save_steps(tmp_path, 1)
     content = read(tmp_path / CHECKPOINT)
     write({**content, "world_size": 2, "ranks": content["ranks"] * 2}, tmp_path, is_best=False)
@@ -138,9 +136,7 @@ def test_another_thread_count_and_torch_version_are_noticed(tmp_path: Path, capl
     assert any(message.startswith("torch: 0.4.1 at the checkpoint") for message in caplog.messages)
 
 
-def test_a_run_begins_with_its_checkpoint_then_with_weights_then_from_scratch(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_run_starts_from_checkpoint_then_weights_then_scratch(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     folder, weights = tmp_path / "log", tmp_path / "weights.pth"
     folder.mkdir()
@@ -169,7 +165,7 @@ def _start_on_rank(folders: list[str]) -> tuple[str | int, float]:
 
 
 @pytest.mark.dist
-def test_only_rank_0_needs_the_files_and_all_ranks_continue_or_fail_together(tmp_path: Path) -> None:
+def test_all_ranks_resume_or_fail_with_rank_0(tmp_path: Path) -> None:
     folders = [tmp_path / "machine0", tmp_path / "machine1"]
     for folder in folders:
         folder.mkdir()

@@ -53,7 +53,7 @@ def _gradient(images: Tensor, targets: Tensor, smoothing: float = 0.0) -> Tensor
 
 
 @pytest.mark.parametrize("parts", [1, 2, 3, 5])
-def test_accumulated_parts_of_any_size_make_the_step_of_the_whole_batch(parts: int) -> None:
+def test_accumulated_parts_equal_the_whole_batch(parts: int) -> None:
     images, targets = _batch(10)
     state = _state(accumulate_steps=parts, batch_size=30, label_smoothing=0.1)
     before = _weights(state).clone()
@@ -62,7 +62,7 @@ def test_accumulated_parts_of_any_size_make_the_step_of_the_whole_batch(parts: i
     assert (state.step, state.batch) == (1, 1)
 
 
-def test_the_meter_receives_every_micro_batch_with_its_step() -> None:
+def test_meter_receives_every_micro_batch_with_its_step() -> None:
     images, targets = _batch(10)
     state = _state(accumulate_steps=3, batch_size=30)
     with torch.no_grad():
@@ -76,7 +76,7 @@ def test_the_meter_receives_every_micro_batch_with_its_step() -> None:
     assert state.meter.read().first_bad_step == 2
 
 
-def test_clipping_limits_the_norm_of_the_whole_gradient() -> None:
+def test_clipping_limits_norm_of_the_whole_gradient() -> None:
     images, targets = _batch(10)
     gradient = _gradient(images, targets)
     state = _state(clip=0.01)
@@ -85,7 +85,7 @@ def test_clipping_limits_the_norm_of_the_whole_gradient() -> None:
     torch.testing.assert_close(_weights(state), before - 0.1 * 0.01 * gradient / gradient.norm(), atol=1e-6, rtol=0)
 
 
-def test_the_moving_average_follows_the_weights_by_its_decay_and_copies_the_buffers() -> None:
+def test_moving_average_follows_weights_and_copies_buffers() -> None:
     images, targets = _batch(10)
     config = make_config(optimizer={"ema_decay": 0.75, "momentum": 0.0})
     state = build_state(task_of(config), nn.Sequential(nn.BatchNorm2d(3), _net()), Process())
@@ -102,7 +102,7 @@ def test_the_moving_average_follows_the_weights_by_its_decay_and_copies_the_buff
         assert torch.equal(buffer, own)
 
 
-def test_the_average_is_updated_every_few_batches_of_an_epoch() -> None:
+def test_average_is_updated_every_few_batches_of_epoch() -> None:
     images, targets = _batch(10)
     state = _state(ema_decay=0.75, ema_every=3)
     assert state.ema is not None
@@ -116,7 +116,7 @@ def test_the_average_is_updated_every_few_batches_of_an_epoch() -> None:
 
 
 @pytest.mark.parametrize("amp", ["bf16", "fp16"])
-def test_half_precision_steps_come_close_to_full_precision_with_float32_weights(amp: str) -> None:
+def test_half_precision_steps_are_close_to_full_precision(amp: str) -> None:
     images, targets = _batch(10)
     state = _state({"amp": amp})
     before = _weights(state).clone()
@@ -150,7 +150,7 @@ def _step_of_rank(bounds: list[int], parts: int) -> Tensor:
 
 @pytest.mark.dist
 @pytest.mark.parametrize(("bounds", "parts"), [([0, 7, 10], 1), ([0, 2, 3, 10], 1), ([0, 7, 10], 3)])
-def test_uneven_processes_make_the_step_of_one_process_with_the_whole_batch(bounds: list[int], parts: int) -> None:
+def test_uneven_processes_equal_one_process(bounds: list[int], parts: int) -> None:
     results = run_distributed(_step_of_rank, len(bounds) - 1, bounds, parts)
     expected = nn.utils.parameters_to_vector(_net().parameters()) - 0.1 * _gradient(*_batch(10))
     for result in results:
@@ -175,7 +175,7 @@ def _gradients_of_first_and_later_steps() -> tuple[Tensor, Tensor]:
 
 
 @pytest.mark.dist
-def test_three_processes_average_a_first_step_to_the_bit_as_a_later_one() -> None:
+def test_three_processes_average_every_step_identically() -> None:
     for first, later in run_distributed(_gradients_of_first_and_later_steps, 3):
         assert torch.equal(first, later)
 
@@ -192,7 +192,7 @@ def _buffers_before_and_after_sharing() -> list[Tensor]:
 
 
 @pytest.mark.dist
-def test_each_rank_has_its_own_running_statistics_until_rank_0s_are_shared() -> None:
+def test_running_statistics_are_per_rank_until_shared() -> None:
     first, second = run_distributed(_buffers_before_and_after_sharing, 2)
     assert not torch.allclose(first[0], second[0])
     for shared in (*first[1:], *second[1:]):

@@ -15,7 +15,7 @@ from zoo.engine.stop import SIGNALS, StopSignals
 
 
 @pytest.mark.parametrize("number", SIGNALS)
-def test_a_signal_is_remembered_instead_of_ending_the_process(number: signal.Signals) -> None:
+def test_signal_is_remembered_instead_of_ending_process(number: signal.Signals) -> None:
     with StopSignals() as stop:
         assert stop.agreed() is None
         os.kill(os.getpid(), number)
@@ -23,7 +23,7 @@ def test_a_signal_is_remembered_instead_of_ending_the_process(number: signal.Sig
         assert stop.agreed_at_once() == number.name
 
 
-def test_a_signal_forwarded_by_a_launcher_is_not_a_second_signal() -> None:
+def test_signal_forwarded_by_launcher_is_not_second_signal() -> None:
     with StopSignals() as stop:
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGINT):
             os.kill(os.getpid(), number)
@@ -31,7 +31,7 @@ def test_a_signal_forwarded_by_a_launcher_is_not_a_second_signal() -> None:
 
 
 @pytest.mark.parametrize(("number", "error"), [(signal.SIGINT, KeyboardInterrupt), (signal.SIGTERM, SystemExit)])
-def test_a_second_signal_ends_the_process(
+def test_second_signal_ends_process(
     number: signal.Signals, error: type[BaseException], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(stop_module, "REPEAT_S", 0.05)
@@ -48,10 +48,6 @@ def test_a_second_signal_ends_the_process(
         assert caught.value.code == 143
 
 
-def _handlers() -> list[object]:
-    return [signal.getsignal(number) for number in SIGNALS]
-
-
 def _steps_until_stop(signaled_rank: int, step: int, at_once: bool) -> list[str | None]:
     answers = []
     with StopSignals(dist.new_group(backend="gloo")) as stop:
@@ -66,6 +62,6 @@ def _steps_until_stop(signaled_rank: int, step: int, at_once: bool) -> list[str 
 
 @pytest.mark.dist
 @pytest.mark.parametrize(("signaled_rank", "at_once"), [(0, False), (1, False), (1, True)])
-def test_a_signal_to_one_rank_stops_all_ranks_at_the_same_step(signaled_rank: int, at_once: bool) -> None:
+def test_signal_to_one_rank_stops_all_ranks_at_the_same_step(signaled_rank: int, at_once: bool) -> None:
     first, second = run_distributed(_steps_until_stop, 2, signaled_rank, 3, at_once)
     assert first == second == [None] * (3 if at_once else 4) + ["SIGTERM"]

@@ -30,9 +30,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_images(tmp_path_factory.mktemp("data"))
 
 
-def test_reports_come_at_the_interval_and_at_the_end_of_each_epoch_with_the_true_rate(
-    data: Path, tmp_path: Path
-) -> None:
+def test_reports_come_at_interval_and_end_of_epoch(data: Path, tmp_path: Path) -> None:
     log, config = MemoryLog(), make_config()
     run(config, data, tmp_path, log, log_interval=2)
     assert [(m.epoch, m.batch, m.step) for m in log.metrics] == [
@@ -47,7 +45,7 @@ def test_reports_come_at_the_interval_and_at_the_end_of_each_epoch_with_the_true
     assert log.bars[:2] == [("epoch 1/3", NUM_BATCHES, 0), ("validation", 1, 0)]
 
 
-def test_interval_averages_put_together_are_the_average_of_the_epoch(data: Path, tmp_path: Path) -> None:
+def test_interval_averages_put_together_are_average_of_epoch(data: Path, tmp_path: Path) -> None:
     log = MemoryLog()
     run(make_config(), data, tmp_path, log, log_interval=2)
     for end in (3, 6, 9):
@@ -58,7 +56,7 @@ def test_interval_averages_put_together_are_the_average_of_the_epoch(data: Path,
             assert mean == pytest.approx(records[-1][f"epoch_{key}"])
 
 
-def test_each_epoch_ends_with_a_validation_of_the_average_and_a_checkpoint(data: Path, tmp_path: Path) -> None:
+def test_epoch_ends_with_validation_and_checkpoint(data: Path, tmp_path: Path) -> None:
     log = MemoryLog()
     state = run(make_config(), data, tmp_path, log)
     assert [(epoch, step) for epoch, step, _, _ in log.validations] == [(0, 5), (1, 10), (2, 15)]
@@ -77,7 +75,7 @@ def test_each_epoch_ends_with_a_validation_of_the_average_and_a_checkpoint(data:
     assert differences(content["ema"], content["state_dict"]) != []
 
 
-def test_a_moving_average_is_scored_if_present(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_moving_average_is_scored_if_present(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     scored: list[nn.Module] = []
 
     def spy(model: nn.Module, *args: Any, **kwargs: Any) -> Any:
@@ -103,7 +101,7 @@ def _statistics_that_are_scored(data: str, log_dir: str) -> list[float]:
 
 
 @pytest.mark.dist
-def test_all_ranks_score_with_the_running_statistics_of_rank_0(data: Path, tmp_path: Path) -> None:
+def test_all_ranks_score_with_running_statistics_of_rank_0(data: Path, tmp_path: Path) -> None:
     first, second = run_distributed(_statistics_that_are_scored, 2, str(data), str(tmp_path))
     assert first == second
     assert len(set(first)) == EPOCHS
@@ -142,9 +140,7 @@ def _exploding_net(forward_passes: int, in_gradient: bool = False) -> Any:
     return lambda network: nn.Sequential(build_net(network), _Exploding(forward_passes, in_gradient))
 
 
-def test_a_loss_that_is_not_finite_stops_the_run_with_its_step_and_the_last_good_checkpoint(
-    data: Path, tmp_path: Path
-) -> None:
+def test_non_finite_loss_stops_run_with_last_good_checkpoint(data: Path, tmp_path: Path) -> None:
     log = MemoryLog()
     with pytest.raises(NonFiniteLossError, match=rf"not finite at step 8; the last good .*{CHECKPOINT}"):
         run(make_config(), data, tmp_path, log, build=_exploding_net(8))
@@ -156,7 +152,7 @@ def test_a_loss_that_is_not_finite_stops_the_run_with_its_step_and_the_last_good
     ("in_gradient", "every_steps", "message"),
     [(False, 4, "the loss was not finite at step 3"), (True, 3, "weights are not finite after step 3")],
 )
-def test_bad_numbers_between_two_reports_are_found_before_a_save(
+def test_bad_numbers_between_two_reports_are_found_before_save(
     data: Path, tmp_path: Path, in_gradient: bool, every_steps: int, message: str
 ) -> None:
     config = make_config(checkpoint={"every_steps": every_steps}, optimizer={"clip": 0.0})
@@ -168,7 +164,7 @@ def test_bad_numbers_between_two_reports_are_found_before_a_save(
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
 @pytest.mark.parametrize("name", ["0.weight", "1.running_var"])
-def test_one_number_that_is_not_finite_is_found(value: float, name: str) -> None:
+def test_one_number_not_finite_is_found(value: float, name: str) -> None:
     network = nn.Sequential(nn.Conv2d(3, 5, 3), nn.BatchNorm2d(5), nn.Linear(4, 2).bfloat16())
     network.register_buffer("empty", torch.zeros(0))
     assert all_finite(network)
@@ -177,7 +173,7 @@ def test_one_number_that_is_not_finite_is_found(value: float, name: str) -> None
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-def test_an_unreadable_image_ends_the_run_with_its_name(tmp_path: Path, workers: int) -> None:
+def test_unreadable_image_ends_run_with_its_name(tmp_path: Path, workers: int) -> None:
     folder = make_images(tmp_path / "data")
     bad = folder / "train" / "class1" / "5.png"
     bad.write_bytes(bad.read_bytes()[:60])
@@ -185,7 +181,7 @@ def test_an_unreadable_image_ends_the_run_with_its_name(tmp_path: Path, workers:
         run(make_config(), folder, tmp_path / "log", MemoryLog(), workers=workers)
 
 
-def test_other_training_data_is_noticed_at_a_resume(data: Path, tmp_path: Path) -> None:
+def test_other_training_data_is_noticed_at_resume(data: Path, tmp_path: Path) -> None:
     run(make_config(), data, tmp_path / "log", MemoryLog())
     more = make_images(tmp_path / "data", num_train=42)
     with pytest.raises(CheckpointError, match="42 training images, but 40 in the run of the checkpoint"):
@@ -200,7 +196,7 @@ def test_other_training_data_is_noticed_at_a_resume(data: Path, tmp_path: Path) 
 
 
 @pytest.mark.parametrize("step", [3, 5, 7])
-def test_a_signal_saves_at_the_step_and_the_resumed_run_is_bit_identical(data: Path, tmp_path: Path, step: int) -> None:
+def test_signal_saves_at_step_and_resumed_run_is_bit_identical(data: Path, tmp_path: Path, step: int) -> None:
     def send(metrics: TrainMetrics) -> None:
         if metrics.step == step:
             os.kill(os.getpid(), signal.SIGTERM)

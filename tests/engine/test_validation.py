@@ -80,7 +80,7 @@ UNEVEN = [(7, 1), (7, 2), (1, 3), (4, 4), (16, 3)]
 
 @pytest.mark.dist
 @pytest.mark.parametrize("world_size", [2, 3, 5])
-def test_any_number_of_ranks_gives_the_scores_of_one_process(world_size: int) -> None:
+def test_any_number_of_ranks_gives_scores_of_one_process(world_size: int) -> None:
     expected = [_validate(Net(), count, count) for count, _ in UNEVEN]
     for results, num_collectives in run_distributed(_validate_on_ranks, world_size, UNEVEN):
         assert num_collectives == len(UNEVEN)
@@ -90,7 +90,7 @@ def test_any_number_of_ranks_gives_the_scores_of_one_process(world_size: int) ->
 
 
 @pytest.mark.parametrize("batch_size", [1, 2, 7, 50])
-def test_the_batch_size_does_not_change_the_scores(batch_size: int) -> None:
+def test_batch_size_does_not_change_scores(batch_size: int) -> None:
     images, targets = _images(23)
     logits = Net().eval()(images)
     result = _validate(Net(), 23, batch_size)
@@ -108,7 +108,7 @@ def test_ten_crop_logits_are_averaged_before_loss_and_accuracy() -> None:
     assert result.top1 == 100 * int((by_hand.argmax(1) == targets).sum()) / 3
 
 
-def test_each_module_gets_its_own_mode_back_even_after_an_error() -> None:
+def test_each_module_gets_its_own_mode_back_even_after_error() -> None:
     net = Net().train()
     net.fc.eval()
     with mock.patch.object(net, "forward", side_effect=ZooError("broken")), pytest.raises(ZooError, match="broken"):
@@ -117,7 +117,7 @@ def test_each_module_gets_its_own_mode_back_even_after_an_error() -> None:
 
 
 @pytest.mark.parametrize(("amp", "dtype"), [("bf16", torch.bfloat16), ("fp16", torch.float16)])
-def test_the_loss_of_half_precision_logits_is_taken_in_float32(amp: str, dtype: torch.dtype) -> None:
+def test_loss_of_half_precision_logits_is_taken_in_float32(amp: str, dtype: torch.dtype) -> None:
     images, targets = _images(5)
     with torch.autocast("cpu", dtype):
         logits = Net().eval()(images)

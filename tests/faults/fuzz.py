@@ -1,4 +1,4 @@
-"""What the tests of hostile input share: damaged bytes, a limit of memory, and a watch over what is run and written."""
+"""Shared by the tests of hostile input: damaged bytes, a limit of memory, and a watch over what is run and written."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ def _with_changes(tree: Any, changes: list[tuple[tuple[Any, ...], str, Any]]) ->
 
 
 def _copied(tree: Any) -> Any:
-    """Return a copy of the containers, not of what is in them."""
+    """Return a copy of the containers, not of their items."""
     if isinstance(tree, dict):
         return {key: _copied(value) for key, value in tree.items()}
     return [_copied(value) for value in tree] if isinstance(tree, list) else tree

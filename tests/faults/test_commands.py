@@ -44,7 +44,7 @@ def test_ctrl_c_ends_any_command_with_one_line_and_130() -> None:
     assert (done.returncode, done.stderr) == (130, "zoo doctor: interrupted\n")
 
 
-def test_a_closed_pipe_ends_the_command_silently() -> None:
+def test_closed_pipe_ends_command_silently() -> None:
     code = "from zoo.cli import Doctor, main; Doctor.run = lambda args: print('line\\n' * 200000) or 0; "
     code += "raise SystemExit(main(['doctor']))"
     process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
@@ -58,7 +58,7 @@ def test_a_closed_pipe_ends_the_command_silently() -> None:
 
 
 @pytest.mark.parametrize("rank", ["x", "-1", "1" * 5000, ""])
-def test_a_rank_that_is_not_a_number_does_not_prevent_a_command_from_running(
+def test_rank_not_number_does_not_prevent_command_from_running(
     rank: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("RANK", rank)
@@ -66,7 +66,7 @@ def test_a_rank_that_is_not_a_number_does_not_prevent_a_command_from_running(
     assert capsys.readouterr().err == ""
 
 
-def test_output_that_knows_only_ascii_shows_other_characters_escaped() -> None:
+def test_ascii_output_escapes_other_characters() -> None:
     code = "from zoo.cli import Doctor, main; Doctor.run = lambda args: print('Kühe\\udcff') or 0; main(['doctor'])"
     done = subprocess.run(
         [sys.executable, "-c", code], env={**os.environ, "PYTHONIOENCODING": "ascii"}, capture_output=True, text=True
@@ -74,7 +74,7 @@ def test_output_that_knows_only_ascii_shows_other_characters_escaped() -> None:
     assert (done.returncode, done.stdout, done.stderr) == (0, "K\\xfche\\udcff\n", "")
 
 
-def test_the_version_is_printed_without_importing_torch() -> None:
+def test_version_is_printed_without_importing_torch() -> None:
     code = "import sys; sys.argv = ['zoo', '--version']; from zoo.cli import main\n"
     code += "try:\n    main()\nfinally:\n    assert 'torch' not in sys.modules"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
@@ -86,7 +86,7 @@ def test_the_version_is_printed_without_importing_torch() -> None:
     assert done.stdout == f"zoo {expected}\n"
 
 
-def test_zoo_alone_prints_the_help(capsys: pytest.CaptureFixture[str]) -> None:
+def test_zoo_alone_prints_help(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as stopped:
         main([])
     assert stopped.value.code == 2

@@ -19,7 +19,7 @@ def nested(depth: int) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("depth", [20, 450, 900, 5_000])
-def test_deep_nesting_is_refused_and_not_followed(depth, tmp_path) -> None:
+def test_deep_nesting_raises(depth, tmp_path) -> None:
     for content in ({"network": nested(depth)}, {"network": {"options": {"blocks": nested(depth)}}}):
         with pytest.raises(ConfigError, match="nested deeper"):
             parse_experiment(content, "x.json")
@@ -29,7 +29,7 @@ def test_deep_nesting_is_refused_and_not_followed(depth, tmp_path) -> None:
         load_experiment(path)
 
 
-def test_a_small_value_in_very_many_places_is_refused() -> None:
+def test_repeated_value_in_many_places_raises() -> None:
     value: list[Any] = [1]
     for _ in range(10):
         value = [value] * 8
@@ -37,7 +37,7 @@ def test_a_small_value_in_very_many_places_is_refused() -> None:
         parse_experiment({"network": {"options": {"blocks": value}}}, "checkpoint.pth.tar")
 
 
-def test_many_unknown_keys_give_a_short_message() -> None:
+def test_many_unknown_keys_give_short_message() -> None:
     with pytest.raises(ConfigError) as caught:
         parse_experiment({f"key{index}\x1b[31m": 1 for index in range(2000)}, "x.json")
     assert len(str(caught.value)) < 10_000
@@ -60,7 +60,7 @@ def numbers(section: Any = Experiment, path: str = "") -> list[tuple[str, Any]]:
     return found
 
 
-def test_every_number_of_the_schema_has_both_bounds() -> None:
+def test_every_number_of_schema_has_both_bounds() -> None:
     for path, about in numbers():
         choices = [choice for choice in [about, *about.get("anyOf", ())] if choice.get("type") in ("integer", "number")]
         for choice in choices or [about]:

@@ -19,7 +19,7 @@ from zoo.errors import DataError
 
 
 @pytest.mark.parametrize("denied", ["val", "val/bag"])
-def test_a_folder_without_permission_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, denied: str) -> None:
+def test_folder_without_permission_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, denied: str) -> None:
     root = make_folder(tmp_path / "val", {"bag": 1})
     scandir = os.scandir
 
@@ -34,9 +34,7 @@ def test_a_folder_without_permission_is_named(tmp_path: Path, monkeypatch: pytes
             scan(root)
 
 
-def test_names_that_a_terminal_would_obey_are_escaped_in_messages(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_control_characters_of_names_are_escaped(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     root = make_folder(tmp_path / "a\x1b[31m\nepoch 1", {"class\nname": 0, "b": 1})
     with pytest.raises(DataError, match=r"class\\nname") as caught:
         scan_folder(root)
@@ -48,7 +46,7 @@ def test_names_that_a_terminal_would_obey_are_escaped_in_messages(
 EPS = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 10 10\n%%EndComments\n%%EOF\n"
 
 
-def test_reading_an_image_never_starts_another_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reading_image_never_starts_another_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """PIL passes PostScript on to Ghostscript: here a script of that name, the first in PATH, that leaves a trace."""
     script, trace = tmp_path / "bin" / "gs", tmp_path / "trace"
     script.parent.mkdir()
@@ -75,9 +73,7 @@ def _png(path: Path, width: int, height: int) -> Path:
 
 @pytest.mark.filterwarnings("ignore::PIL.Image.DecompressionBombWarning")
 @pytest.mark.parametrize("size", [(1, MAX_PIXELS + 1), (10_000, 10_000), (60_000, 60_000), (2**31 - 1, 2**31 - 1)])
-def test_an_image_with_too_many_pixels_is_refused_before_they_take_memory(
-    tmp_path: Path, size: tuple[int, int]
-) -> None:
+def test_too_many_pixels_raise_before_allocation(tmp_path: Path, size: tuple[int, int]) -> None:
     """PIL warns of the first two, and refuses the others."""
     path = _png(tmp_path / "x.png", *size)
     with pytest.raises(DataError, match=r"x\.png: .*( px, not between 1 and 89,478,485| pixels\) exceeds limit)"):
@@ -85,9 +81,7 @@ def test_an_image_with_too_many_pixels_is_refused_before_they_take_memory(
 
 
 @pytest.mark.parametrize(("size", "scale"), [((1, 60_000), 256), ((60_000, 1), 256), ((60_000, 1), 9459)])
-def test_an_image_that_would_be_resized_to_too_many_pixels_is_named(
-    tmp_path: Path, size: tuple[int, int], scale: int
-) -> None:
+def test_resize_to_too_many_pixels_names_image(tmp_path: Path, size: tuple[int, int], scale: int) -> None:
     """312 bytes that would become 15.7 GB."""
     root = make_folder(tmp_path / "val", {"a": 1})
     path = _png(root / "a" / "thin.png", *size)

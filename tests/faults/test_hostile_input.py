@@ -17,18 +17,18 @@ from tests.cli.conftest import SETTINGS
 from tests.faults.fuzz import EXAMPLES, JSON, damaged_tree, fuzz, mutated
 from zoo.config.parse import experiments_dir, load_experiment, parse_experiment
 from zoo.data.reading import decode_as, load_rgb
-from zoo.weights.stored_spec import parse_stored_spec
+from zoo.weights.description import parse_description
 
 
 @EXAMPLES
-def test_any_settings_are_an_experiment_or_a_message(count: int, tmp_path: Path) -> None:
+def test_any_settings_are_experiment_or_message(count: int, tmp_path: Path) -> None:
     full = load_experiment("cityscapes_wider_resnet38_ipabn-sync_872_class_uniform").model_dump(mode="json")
     cases = damaged_tree(SETTINGS) | damaged_tree(full) | JSON
     fuzz(lambda content: parse_experiment(content, "test"), count, cases, tmp_path)
 
 
 @EXAMPLES
-def test_any_bytes_of_an_experiment_file_are_an_experiment_or_a_message(count: int, tmp_path: Path) -> None:
+def test_any_bytes_of_experiment_file_are_experiment_or_message(count: int, tmp_path: Path) -> None:
     path = tmp_path / "tiny.json"
     originals = [file.read_bytes() for file in sorted(experiments_dir().glob("res*.json"))[:5]]
 
@@ -40,13 +40,13 @@ def test_any_bytes_of_an_experiment_file_are_an_experiment_or_a_message(count: i
 
 
 @EXAMPLES
-def test_any_record_in_a_weights_file_is_a_record_or_a_message(count: int, tmp_path: Path) -> None:
+def test_any_record_in_weights_file_is_record_or_message(count: int, tmp_path: Path) -> None:
     config = parse_experiment(SETTINGS, "test")
     record = config.network.described(config.input, ("a", "b")).model_dump(mode="json")
     cases = damaged_tree({"network": record, "state_dict": {}}) | st.dictionaries(
         st.sampled_from(("network", "config", "class_names", "state_dict")), JSON
     )
-    fuzz(lambda content: parse_stored_spec(content, "weights.pth"), count, cases, tmp_path)
+    fuzz(lambda content: parse_description(content, "weights.pth"), count, cases, tmp_path)
 
 
 def _images() -> list[bytes]:
@@ -66,5 +66,5 @@ def _images() -> list[bytes]:
 
 @EXAMPLES
 @pytest.mark.filterwarnings("ignore")  # PIL warns of metadata that it cannot read
-def test_any_bytes_of_an_image_are_pixels_or_a_message(count: int, tmp_path: Path) -> None:
+def test_any_bytes_of_image_are_pixels_or_message(count: int, tmp_path: Path) -> None:
     fuzz(lambda encoded: decode_as(encoded, "a.jpg", load_rgb, "an image"), count, mutated(_images()), tmp_path)

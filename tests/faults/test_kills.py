@@ -85,7 +85,7 @@ class _Run:
 
 
 @pytest.mark.parametrize("world_size", [1, 2])
-def test_kill_9_at_random_moments_changes_no_bit_of_the_result(
+def test_kill_9_at_random_moments_changes_no_bit_of_result(
     world_size: int, tmp_path: Path, record_property: Callable[[str, object], None]
 ) -> None:
     """With two processes both are killed, or one of them; the other one then ends by itself."""

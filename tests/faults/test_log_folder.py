@@ -34,7 +34,7 @@ def _states(folder: Path) -> dict[str, tuple[int, int]]:
     }
 
 
-def test_a_second_run_in_a_folder_is_refused(finished: Run, log_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_second_run_in_folder_fails(finished: Run, log_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with FileLock(log_dir / ".lock"):
         before = _states(log_dir)
         assert _train(finished, log_dir, "--resume", "auto") == 2
@@ -43,9 +43,9 @@ def test_a_second_run_in_a_folder_is_refused(finished: Run, log_dir: Path, capsy
     assert _train(finished, log_dir, "--resume", "auto") == 0
 
 
-def test_a_folder_with_a_run_is_not_replaced(finished: Run, log_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_folder_with_run_is_not_replaced(finished: Run, log_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
     before = _states(log_dir)
-    for options in ([], ["--resume", str(finished.checkpoint)]):  # that of another folder
+    for options in ([], ["--resume", str(finished.checkpoint)]):  # a checkpoint of another folder
         assert _train(finished, log_dir, *options) == 2
         message = capsys.readouterr().err
         assert all(way in message for way in ("--resume auto", "remove the folder", "--log-dir", "checkpoint.pth.tar"))
@@ -55,7 +55,7 @@ def test_a_folder_with_a_run_is_not_replaced(finished: Run, log_dir: Path, capsy
 @pytest.mark.parametrize(
     "in_the_way", ["log", "log/metrics.jsonl/", "log/training_0.log/", "log/.lock/", "log/experiment.json/", "nowhere"]
 )
-def test_a_folder_that_cannot_be_written_is_one_line(
+def test_unwritable_folder_fails_in_one_line(
     finished: Run, tmp_path: Path, in_the_way: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     target = tmp_path / "log"
@@ -73,16 +73,14 @@ def test_a_folder_that_cannot_be_written_is_one_line(
     assert str(target) in message or str(tmp_path / in_the_way) in message
 
 
-def test_the_leftovers_of_a_killed_save_are_removed_when_the_run_is_continued(finished: Run, log_dir: Path) -> None:
+def test_resumed_run_removes_leftovers_of_killed_save(finished: Run, log_dir: Path) -> None:
     for name in ("checkpoint.pth.tar", "model_best.pth.tar"):
         (log_dir / f".{name}.0123456789abcdef.tmp").write_bytes(b"a part")
     assert _train(finished, log_dir, "--resume", "auto", "--epochs", "3") == 0
     assert list(log_dir.glob(".*.tmp")) == []
 
 
-def test_a_disk_that_is_full_for_a_while_leaves_whole_records_and_no_traceback(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_temporarily_full_disk_keeps_whole_records(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     logging.getLogger("zoo").setLevel(logging.INFO)
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     config = load_experiment("quickstart_fashion_mnist")
@@ -102,7 +100,7 @@ def test_a_disk_that_is_full_for_a_while_leaves_whole_records_and_no_traceback(
     assert "Traceback" not in capsys.readouterr().err
 
 
-def test_a_wrong_data_path_leaves_no_file_anywhere(
+def test_wrong_data_path_leaves_no_file_anywhere(
     finished: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)

@@ -31,7 +31,7 @@ def test_names_cannot_forge_log_lines_or_terminal_colors(tmp_path: Path, capsys:
         assert second == "    2026-01-01 00:00:00,000 - epoch 9 validation: top-1 99.00\\x1b[31m\\rred"
 
 
-def test_a_file_name_other_than_utf_8_is_logged(
+def test_file_name_other_than_utf_8_is_logged(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     # Else pytest keeps the name for its report, which its parallel processes cannot send to each other.
@@ -43,7 +43,7 @@ def test_a_file_name_other_than_utf_8_is_logged(
     assert "Logging error" not in capsys.readouterr().err
 
 
-def test_a_terminal_of_another_encoding_shows_escapes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_terminal_of_another_encoding_shows_escapes(monkeypatch: pytest.MonkeyPatch) -> None:
     raw = io.BytesIO()
     for name in ("stdout", "stderr"):
         monkeypatch.setattr(sys, name, io.TextIOWrapper(raw, encoding="ascii", errors="strict", write_through=True))

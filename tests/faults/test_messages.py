@@ -23,7 +23,7 @@ def test_terminal_control_characters_are_escaped(text: str, shown: str) -> None:
     assert escape(text) == shown
 
 
-def test_an_error_gives_place_cause_and_remedy_all_escaped() -> None:
+def test_error_gives_place_cause_and_remedy_all_escaped() -> None:
     error = DataError("it is empty\x1b\nor short", Path("a\nb"), "remove it")
     assert str(error) == "a\\nb: it is empty\\x1b\nor short; remove it"
     assert str(pickle.loads(pickle.dumps(error))) == str(error)
@@ -40,5 +40,5 @@ def test_an_error_gives_place_cause_and_remedy_all_escaped() -> None:
         ("nosuch", "zoo list shows all"),
     ],
 )
-def test_only_names_that_are_near_are_suggested(name: str, hint: str) -> None:
+def test_only_near_names_are_suggested(name: str, hint: str) -> None:
     assert nearest(name, ["resnet18", "densenet264", "vovnet"], "zoo list shows all") == hint

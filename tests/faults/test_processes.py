@@ -33,7 +33,7 @@ END_S = 30.0  # Gloo itself would wait for half an hour
 
 
 def _command_on_rank(commands: list[list[str]], folder: str) -> tuple[int, str, float]:
-    """Run this rank's command; return its exit code, what it printed on stderr, and the seconds it took."""
+    """Run this rank's command; return its exit code, its stderr, and the seconds it took."""
     os.chdir(folder)
     printed, start = io.StringIO(), time.monotonic()
     with contextlib.redirect_stderr(printed):
@@ -58,7 +58,7 @@ def _write_settings(path: Path, **changes: Any) -> str:
     return str(path)
 
 
-def test_a_setting_that_differs_between_ranks_is_refused_by_its_key_on_every_rank(tmp_path: Path, data: Path) -> None:
+def test_setting_differing_between_ranks_fails_on_every_rank(tmp_path: Path, data: Path) -> None:
     other = _write_settings(tmp_path / "b.json", optimizer={"learning_rate": 0.5})
     files = [_write_settings(tmp_path / "a.json"), other]
     ends = _run([["train", file, str(data), "-j", "0", "--log-dir", "log"] for file in files], tmp_path)
@@ -75,7 +75,7 @@ def _copy_with_an_image_less(data: Path, target: Path) -> Path:
     return target
 
 
-def test_other_images_on_another_rank_are_refused_before_training(tmp_path: Path, data: Path) -> None:
+def test_other_images_on_another_rank_fail_before_training(tmp_path: Path, data: Path) -> None:
     file, other = _write_settings(tmp_path / "a.json"), _copy_with_an_image_less(data, tmp_path / "other")
     ends = _run([["train", file, str(folder), "-j", "0", "--log-dir", "log"] for folder in (data, other)], tmp_path)
     for code, printed, seconds in ends:
@@ -85,7 +85,7 @@ def test_other_images_on_another_rank_are_refused_before_training(tmp_path: Path
     assert not (tmp_path / "log").exists()
 
 
-def test_ranks_that_would_score_different_weights_are_refused(tmp_path: Path, data: Path) -> None:
+def test_different_weights_on_ranks_fail(tmp_path: Path, data: Path) -> None:
     file = _write_settings(tmp_path / "a.json")
     for name in ("one", "two"):
         changed = _write_settings(tmp_path / "b.json", seed=len(name) + ord(name[0]))
@@ -102,7 +102,7 @@ def test_ranks_that_would_score_different_weights_are_refused(tmp_path: Path, da
         assert "rank 1: val.images = 4, not 2 as on rank 0" in printed
 
 
-def test_all_ranks_refuse_a_folder_together(tmp_path: Path, data: Path) -> None:
+def test_all_ranks_fail_together_for_unusable_folder(tmp_path: Path, data: Path) -> None:
     (tmp_path / "log").mkdir()
     (tmp_path / "log" / "model_best.pth.tar").touch()
     command = ["train", _write_settings(tmp_path / "a.json"), str(data), "-j", "0", "--log-dir", "log"]
@@ -115,7 +115,7 @@ def _die(path: Path) -> Any:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def test_a_killed_worker_raises_a_one_line_error_with_a_remedy(
+def test_killed_worker_raises(
     tmp_path: Path, finished: Run, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("zoo.data.sources.folder.read_bytes", _die)
@@ -126,9 +126,7 @@ def test_a_killed_worker_raises_a_one_line_error_with_a_remedy(
     assert "fewer workers" in last
 
 
-def test_a_worker_that_is_killed_during_a_save_is_no_fault_of_the_checkpoint(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_worker_killed_during_save_does_not_blame_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """torch raises the error from a signal handler, in the main thread, which waits for the write or its thread."""
     main_thread = threading.main_thread().ident
     assert main_thread is not None

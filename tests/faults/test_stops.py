@@ -68,7 +68,7 @@ def hanging(command: list[str]) -> Iterator[subprocess.Popen[str]]:
 
 
 @pytest.mark.slow
-def test_a_second_signal_ends_a_run_whose_workers_hang(hanging: subprocess.Popen[str]) -> None:
+def test_second_signal_ends_run_with_hanging_workers(hanging: subprocess.Popen[str]) -> None:
     number = signal.SIGTERM
     hanging.send_signal(number)
     time.sleep(1.5)

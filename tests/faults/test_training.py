@@ -1,4 +1,4 @@
-"""What interrupts a training run, and what it leaves behind."""
+"""Interrupted training runs, and the files that they leave behind."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def _content(path: Path) -> Any:
     return torch.load(path, weights_only=True)
 
 
-def test_a_signal_in_a_validation_stops_it_and_loses_nothing_of_the_epoch(tmp_path: Path) -> None:
+def test_signal_in_validation_stops_it_and_loses_nothing_of_epoch(tmp_path: Path) -> None:
     data = make_images(tmp_path / "data", num_val=16)  # four batches
     run(make_config(), data, tmp_path / "straight", MemoryLog())
     log = SignalingLog(after=2)
@@ -74,9 +74,7 @@ def _train(data: str, log_dir: str) -> None:
 
 @pytest.mark.dist
 @pytest.mark.parametrize(("signaled_rank", "after"), [(1, 1), (0, 6)])
-def test_ranks_with_unequal_shares_leave_a_validation_together_whoever_gets_the_signal(
-    tmp_path: Path, signaled_rank: int, after: int
-) -> None:
+def test_ranks_leave_validation_together_after_signal(tmp_path: Path, signaled_rank: int, after: int) -> None:
     data = make_images(tmp_path / "data", num_val=41)  # six batches on rank 0, five on rank 1
     straight, stopped = tmp_path / "straight", tmp_path / "stopped"
     run_distributed(_train, 2, str(data), str(straight))

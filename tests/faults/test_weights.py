@@ -15,7 +15,7 @@ from zoo.errors import WeightsError
 from zoo.weights import read_weights
 
 
-def test_a_path_with_a_zero_byte_is_an_error() -> None:
+def test_path_with_zero_byte_raises() -> None:
     with pytest.raises(WeightsError, match="cannot be read"):
         zoo.get("resnet18", weights="a\0b")
 
@@ -44,7 +44,7 @@ def lying_files() -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("kind", ["record", "both", "config beside an honest record", "sizes"])
-def test_a_small_file_that_claims_a_large_network_is_refused_before_anything_is_built(
+def test_false_claim_of_large_network_raises_before_building(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "w.pth"
@@ -65,12 +65,12 @@ def test_a_small_file_that_claims_a_large_network_is_refused_before_anything_is_
 
 
 @pytest.mark.parametrize("network", [{"type": "resnet", "depth": 50}, [1], "resnet50", {}])
-def test_a_network_key_of_another_trainer_is_not_a_record(network: Any, tmp_path: Path) -> None:
+def test_network_key_of_another_trainer_is_not_record(network: Any, tmp_path: Path) -> None:
     torch.save({"state_dict": {"a": torch.ones(1)}, "network": network}, tmp_path / "w.pth")
     assert read_weights(tmp_path / "w.pth").spec is None
 
 
-def test_a_classifier_that_is_a_single_number_is_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_scalar_classifier_raises(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     model = zoo.get("resnet18", num_classes=2)
     state_dict = {**model.state_dict(), "classifier.fc.weight": torch.tensor(1.0)}
     torch.save({"state_dict": state_dict, "network": model.built_as.model_dump(mode="json")}, tmp_path / "w.pth")
@@ -96,7 +96,7 @@ def test_a_classifier_that_is_a_single_number_is_an_error(tmp_path: Path, capsys
         {"layers": [10**4] * 3},
     ],
 )
-def test_a_record_of_impossible_sizes_is_refused_with_the_file(options: dict[str, Any], tmp_path: Path) -> None:
+def test_record_of_impossible_sizes_raises_with_file(options: dict[str, Any], tmp_path: Path) -> None:
     model = zoo.get("revnext_flat")
     record = {**model.built_as.model_dump(mode="json"), "options": options}
     torch.save({"state_dict": model.state_dict(), "network": record}, tmp_path / "w.pth")

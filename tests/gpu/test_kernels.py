@@ -13,32 +13,33 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tests.formula import relative_error
-from tests.ops.triton_cases import ACTIVATIONS, FLOATS, LAYOUTS, Case, lay_out, make, run
+from tests.ops.triton_cases import ACTIVATIONS, FLOATS, LAYOUTS, REFERENCE, TRITON, Case, lay_out, make, run
 from tests.synchronization import no_synchronization
-from zoo.ops.abn import inplace_abn, reference, triton
-from zoo.ops.abn.backend import forced, kernels_for
-from zoo.ops.abn.kernels import NormSettings
+from zoo.ops.abn.functional import inplace_abn
+from zoo.ops.abn.kernels import kernels_for
+from zoo.ops.abn.reference import NormSettings
+from zoo.ops.backend import forced, unavailable_reason
 
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
-    pytest.mark.skipif(triton.unavailable_reason() is not None, reason=str(triton.unavailable_reason())),
+    pytest.mark.skipif(unavailable_reason("triton") is not None, reason=str(unavailable_reason("triton"))),
 ]
 LAYER_SHAPES = [(8, 64, 112, 112), (8, 256, 56, 56), (8, 512, 28, 28), (8, 1024, 14, 14), (8, 2048, 7, 7)]
 ODD_SHAPES = [(2, 176, 14, 14), (5, 3, 225, 223), (1, 1, 1000, 1001), (4099, 37), (2, 24, 5, 6, 7), (2, 64, 3, 2)]
 
 
-def test_the_kernels_of_a_cuda_tensor_are_these():
-    assert kernels_for(torch.zeros(1, device="cuda")) is triton
+def test_kernels_of_cuda_tensor_are_these():
+    assert kernels_for(torch.zeros(1, device="cuda")) is TRITON
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("dtype", ["float64", *FLOATS])
 @pytest.mark.parametrize("shape", LAYER_SHAPES + ODD_SHAPES)
-def test_layers_of_real_size_equal_the_float64_reference(shape, dtype, layout):
+def test_layers_of_real_size_equal_float64_reference(shape, dtype, layout):
     case = Case(dtype, layout, "elu", shape, shortcut=True, weight=0.8)
-    ours = run(triton, case, "cuda")
-    truth = run(reference, case, "cuda", exact=True)
+    ours = run(TRITON, case, "cuda")
+    truth = run(REFERENCE, case, "cuda", exact=True)
     tolerance = 1e-10 if dtype == "float64" else 32 * torch.finfo(getattr(torch, dtype)).eps
     assert {name for name in ours if not relative_error(ours[name], truth[name]) < tolerance} == set()
 
@@ -47,29 +48,29 @@ def test_layers_of_real_size_equal_the_float64_reference(shape, dtype, layout):
 @pytest.mark.parametrize("dtype", FLOATS)
 def test_runs_repeat_bit_for_bit_under_load(dtype, layout):
     case = Case(dtype, layout, "leaky_relu", (16, 64, 113, 97), shortcut=True)
-    first = run(triton, case, "cuda")
+    first = run(TRITON, case, "cuda")
     other = torch.cuda.Stream()
     for _ in range(5):
         with torch.cuda.stream(other):
             noise = torch.randn(4096, 4096, device="cuda")
             noise @ noise
-        again = run(triton, case, "cuda")
+        again = run(TRITON, case, "cuda")
         assert all(torch.equal(first[name], again[name]) for name in first)
     torch.cuda.synchronize()
 
 
 def step(x: Tensor, dz: Tensor, shortcut: Tensor | None, settings: NormSettings) -> list[Tensor]:
     """Return the results of one training step of a norm, in new tensors."""
-    mean, var = triton.statistics(x)
-    z = triton.apply(x, mean, var, settings, shortcut)
-    sums = triton.backward_reduce(z, dz, settings, shortcut)
+    mean, var = TRITON.statistics(x)
+    z = TRITON.apply(x, mean, var, settings, shortcut)
+    sums = TRITON.backward_reduce(z, dz, settings, shortcut)
     count = x.numel() // x.shape[1]
-    dx, dshortcut = triton.backward_apply(z, dz, var, (sums[0] / count, sums[1] / count), settings, shortcut)
+    dx, dshortcut = TRITON.backward_apply(z, dz, var, (sums[0] / count, sums[1] / count), settings, shortcut)
     return [t for t in (mean, var, z, *sums, dx, dshortcut) if t is not None]
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_a_recorded_graph_replays_new_input_as_eager_computes_it(layout):
+def test_recorded_graph_replays_new_input_as_eager_computes_it(layout):
     x, dz, shortcut, settings = make(Case("bfloat16", layout, shape=(8, 64, 57, 56), shortcut=True), "cuda")
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
@@ -86,7 +87,7 @@ def test_a_recorded_graph_replays_new_input_as_eager_computes_it(layout):
 
 
 @pytest.mark.parametrize("layout", [*LAYOUTS, "transposed"])
-def test_nothing_waits_for_the_device(layout):
+def test_nothing_waits_for_device(layout):
     x, dz, shortcut, settings = make(Case("bfloat16", layout, shape=(4, 64, 28, 28), shortcut=True), "cuda")
     step(x, dz, shortcut, settings)
     with no_synchronization():
@@ -96,12 +97,12 @@ def test_nothing_waits_for_the_device(layout):
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_backward_allocates_nothing_of_full_size_but_its_gradients(layout):
     x, dz, shortcut, settings = make(Case("bfloat16", layout, shape=(8, 64, 112, 112), shortcut=True), "cuda")
-    mean, var = triton.statistics(x)
-    triton.apply_(x, mean, var, settings, shortcut)
+    mean, var = TRITON.statistics(x)
+    TRITON.apply_(x, mean, var, settings, shortcut)
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()
-    sums = triton.backward_reduce(x, dz, settings, shortcut)
-    gradients = triton.backward_apply(x, dz, var, sums, settings, shortcut)
+    sums = TRITON.backward_reduce(x, dz, settings, shortcut)
+    gradients = TRITON.backward_apply(x, dz, var, sums, settings, shortcut)
     full_size = sum(g.numel() * g.element_size() for g in gradients if g is not None)
     assert torch.cuda.max_memory_allocated() - before < 1.1 * full_size
 
@@ -148,7 +149,7 @@ COMPILED = [
 @pytest.mark.usefixtures("_full_precision")
 @pytest.mark.filterwarnings("default")  # the compiler's advice on precision and processors
 @pytest.mark.parametrize(("layout", "activation", "options"), COMPILED)
-def test_a_network_compiled_in_one_graph_gives_eager_outputs_and_gradients(layout, activation, options):
+def test_compiled_network_equals_eager(layout, activation, options):
     torch._dynamo.reset()
     eager = run_network(network, layout, torch.float32, activation)
     compiled = torch.compile(network, fullgraph=True, **options)
@@ -161,11 +162,11 @@ def test_a_network_compiled_in_one_graph_gives_eager_outputs_and_gradients(layou
 @pytest.mark.parametrize("inplace", [False, True])
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 5e-5), (torch.bfloat16, 0.2)])
-def test_a_network_gives_the_outputs_and_gradients_of_the_reference(dtype, tolerance, layout, inplace):
+def test_network_gives_outputs_and_gradients_of_reference(dtype, tolerance, layout, inplace):
     ours = run_network(network, layout, dtype, "leaky_relu", inplace)
     with forced("reference"):
         truth = run_network(network, layout, dtype, "leaky_relu", inplace)
-    # Roundings of bfloat16 grow over six layers: its largest gradient is as far from that of float32.
+    # Roundings of bfloat16 grow over six layers: its largest gradient differs from float32 as much.
     for result, expected in zip(ours, truth, strict=True):
         assert relative_error(result, expected) < tolerance
 
@@ -178,22 +179,22 @@ def test_more_elements_than_32_bits_count_are_right(layout):
     x = lay_out(torch.zeros(1, 8, 1, 1, dtype=torch.bfloat16, device="cuda").expand(shape), layout)
     assert x.numel() > 2**31
     x[-1, -1, -1, -2:] = 3.0  # at the end of memory
-    mean, _ = triton.statistics(x)
+    mean, _ = TRITON.statistics(x)
     count = x.numel() // 8
     assert mean[:-1].abs().max() == 0
     assert relative_error(mean[-1:] * count, torch.tensor([6.0], device="cuda")) < 1e-5
     settings, zero = NormSettings(None, None, 1.0, "leaky_relu", 0.01), torch.zeros(8, device="cuda")
-    triton.apply_(x, zero, zero, settings)  # eps is 1: nothing changes
+    TRITON.apply_(x, zero, zero, settings)  # eps is 1: nothing changes
     assert x[-1, -1, -1, -2:].tolist() == [3.0, 3.0]
-    sums = triton.backward_reduce(x, x, settings)
+    sums = TRITON.backward_reduce(x, x, settings)
     assert sums[0].tolist() == [0.0] * 7 + [6.0]
-    dx, _ = triton.backward_apply(x, x, zero, None, settings)
+    dx, _ = TRITON.backward_apply(x, x, zero, None, settings)
     assert torch.equal(dx[-1, -1, -1], x[-1, -1, -1])
 
 
-def test_a_tensor_on_another_device_than_the_current_one_is_computed_there():
+def test_tensor_on_another_device_than_current_one_is_computed_there():
     if torch.cuda.device_count() < 2:
         pytest.skip("needs two CUDA devices")
     case = Case("float32", "channels_last", shortcut=True)
-    here, there = run(triton, case, "cuda:0"), run(triton, case, "cuda:1")
+    here, there = run(TRITON, case, "cuda:0"), run(TRITON, case, "cuda:1")
     assert all(torch.equal(here[name], there[name].to("cuda:0")) for name in here)

@@ -51,7 +51,7 @@ def assert_as_on_the_cpu(module: nn.Module, shape: tuple[int, ...], tolerance: f
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
 @pytest.mark.parametrize("momentum", [0.1, None])
 @pytest.mark.parametrize("activation", ["leaky_relu", "elu", "identity"])
-def test_a_norm_trains_as_on_the_cpu(activation, momentum, layout):
+def test_norm_trains_as_on_cpu(activation, momentum, layout):
     layer = InPlaceABN(12, momentum=momentum, activation=activation)
     with torch.no_grad():
         layer.weight.copy_(torch.linspace(-1.5, 1.5, 12))
@@ -62,7 +62,7 @@ def test_a_norm_trains_as_on_the_cpu(activation, momentum, layout):
     assert layer.num_batches_tracked.item() == 3
 
 
-def test_a_norm_under_autocast_computes_in_the_dtype_of_its_input():
+def test_norm_under_autocast_computes_in_dtype_of_its_input():
     net = nn.Sequential(nn.Conv2d(8, 16, 3), InPlaceABN(16)).to(DEVICE)
     x = torch.randn(4, 8, 12, 12, device=DEVICE)
     with torch.autocast(DEVICE, torch.bfloat16):
@@ -75,7 +75,7 @@ def test_a_norm_under_autocast_computes_in_the_dtype_of_its_input():
 
 
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
-def test_pooling_gives_the_outputs_and_gradients_of_torch(layout):
+def test_pooling_gives_outputs_and_gradients_of_torch(layout):
     x = torch.randn(3, 8, 21, 18, device=DEVICE).contiguous(memory_format=layout).requires_grad_()
     for ours, theirs in (
         (max_pool2d(x, 3, 2, 1), nn.functional.max_pool2d(x, 3, 2, 1)),
@@ -92,7 +92,7 @@ def test_pooling_gives_the_outputs_and_gradients_of_torch(layout):
     ("name", "memory"),
     [("resnet18", "auto"), ("resnext50", "checkpoint"), ("densenet121", "auto"), ("revnet38_cifar", "auto")],
 )
-def test_a_memory_saving_network_has_the_gradients_of_the_cpu(name, memory):
+def test_memory_saving_network_has_gradients_of_cpu(name, memory):
     torch.manual_seed(0)
     net = zoo.get(name, norm="inplace", memory=memory, num_classes=5).double()
     size = 32 if name.endswith("cifar") else 64

@@ -33,13 +33,13 @@ def peak(budget: str | int | None) -> int:
     return torch.cuda.max_memory_allocated()
 
 
-def test_the_peak_of_the_allocator_is_close_below_the_limit() -> None:
+def test_peak_of_allocator_is_close_below_limit() -> None:
     most = peak(None)
     limit = round(0.85 * most)
     assert 0.9 * limit < peak(limit) <= limit
 
 
-def test_the_report_counts_the_same_on_the_meta_device() -> None:
+def test_report_counts_the_same_on_meta_device() -> None:
     x = torch.randn(32, 3, 160, 160)
     counted = zoo.memory_report(torchvision.models.resnet50().to("meta"), x.to("meta"), budget="100GB").peak
     measured = zoo.memory_report(torchvision.models.resnet50().cuda(), x.cuda(), budget="100GB").peak
@@ -48,7 +48,7 @@ def test_the_report_counts_the_same_on_the_meta_device() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("form", FORMS)
-def test_attention_on_the_meta_device_is_counted_with_the_kernels_of_the_gpu(form: str, dtype: torch.dtype) -> None:
+def test_attention_on_meta_device_is_counted_with_kernels_of_gpu(form: str, dtype: torch.dtype) -> None:
     model, x = Attention(FORMS[form], dtype).cuda(), torch.randn(2, NUM_TOKENS, WIDTH, dtype=dtype, device="cuda")
     measured = zoo.memory_report(model, x)
     counted = zoo.memory_report(model.to("meta"), x.to("meta"))

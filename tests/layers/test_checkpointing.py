@@ -36,7 +36,7 @@ def checkpointed(stage) -> CheckpointedSequential:
 
 @pytest.mark.parametrize("kind", ["pre-activation", "post-activation"])
 @pytest.mark.parametrize("autocast", [False, True])
-def test_blocks_with_dropout_and_under_autocast_have_the_results_of_plain_ones(kind, autocast):
+def test_checkpointed_blocks_equal_plain_with_dropout_and_autocast(kind, autocast):
     stage = blocks(kind)
     twin = checkpointed(stage)
     x = torch.randn(4, 8, 8, 8)
@@ -73,7 +73,7 @@ def test_synchronized_norms_in_distributed_networks_are_right():
 
 
 @pytest.mark.parametrize("momentum", [0.1, None])
-def test_batch_norms_of_torch_count_a_batch_once_too(momentum):
+def test_batch_norms_of_torch_count_batch_once_too(momentum):
     torch.manual_seed(0)
     plain = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4, momentum=momentum), nn.ReLU())
     ours = CheckpointedSequential(copy.deepcopy(plain))

@@ -28,7 +28,7 @@ def build_head(norm: str = "standard", pooling_size=None, seed: int = 0) -> Deep
 def paper_head(x: Tensor, head: DeeplabV3, norm: str, training: bool, dilations=(2, 3, 4)) -> Tensor:
     """Return the head as the paper draws it: five branches, concatenated, and one convolution that reduces them.
 
-    The mean is that of the whole map, or in evaluation that of each window of ``pooling_size``, place by place.
+    The mean is taken over the whole map, and in evaluation over a window of ``pooling_size`` at each position.
     """
     parameters = dict((*head.named_parameters(), *head.named_buffers()))
 
@@ -64,7 +64,7 @@ def windows(x: Tensor, size: tuple[int, int] | None) -> Tensor:
 @pytest.mark.parametrize(
     ("training", "pooling_size"), [(True, None), (True, (4, 5)), (False, None), (False, (4, 5)), (False, (5, 4))]
 )
-def test_the_head_and_its_gradients_follow_the_figure_of_the_paper(norm, training, pooling_size) -> None:
+def test_head_and_its_gradients_follow_figure_of_paper(norm, training, pooling_size) -> None:
     head = build_head(norm, pooling_size).train(training)
     before = [buffer.clone() for buffer in head.buffers()]
     x = torch.randn(3, 6, 7, 9, dtype=torch.float64, requires_grad=True)
@@ -80,7 +80,7 @@ def test_the_head_and_its_gradients_follow_the_figure_of_the_paper(norm, trainin
 
 
 @pytest.mark.parametrize("pooling_size", [5, [5, 5], (6, 3), (7, 9), (84, 84), (84, 2)])
-def test_evaluation_pools_over_a_padded_window_even_on_smaller_maps(pooling_size) -> None:
+def test_evaluation_pools_over_padded_window_even_on_smaller_maps(pooling_size) -> None:
     head = build_head(pooling_size=pooling_size).eval()
     x = torch.randn(2, 6, 7, 9, dtype=torch.float64)
     both = (pooling_size, pooling_size) if isinstance(pooling_size, int) else tuple(pooling_size)
@@ -93,7 +93,7 @@ def test_evaluation_pools_over_a_padded_window_even_on_smaller_maps(pooling_size
         assert relative_error(covered, head(x[:, :, : both[0], : both[1]])) < 1e-13
 
 
-def test_keys_and_parameters_equal_the_published_ones() -> None:
+def test_keys_and_parameters_equal_published_ones() -> None:
     with torch.device("meta"):
         head = DeeplabV3(4096, 256, pooling_size=(84, 84))
         assert sum(p.numel() for p in DeeplabV3(2048, 256).parameters()) == 15_535_104
@@ -112,7 +112,7 @@ def test_keys_and_parameters_equal_the_published_ones() -> None:
 
 
 @pytest.mark.parametrize("norm", [*NORMS, "sync"])
-def test_a_single_crop_is_refused_in_training_with_a_remedy_and_trains_with_frozen_norms(norm) -> None:
+def test_single_crop_raises_unless_norms_are_frozen(norm) -> None:
     head, x = build_head(norm), torch.randn(1, 6, 7, 9, dtype=torch.float64)
     before = [buffer.clone() for buffer in head.buffers()]
     with pytest.raises(ConfigError, match=r'one value per channel.*norm="sync".*freeze_norms.*at least two'):
@@ -138,7 +138,7 @@ def _crops() -> tuple[Tensor, Tensor]:
     return torch.randn(2, 6, 7, 9, dtype=torch.float64), torch.randn(2, 5, 7, 9, dtype=torch.float64)
 
 
-def test_one_crop_in_each_of_two_processes_with_synchronized_norms_is_a_batch_of_two() -> None:
+def test_synchronized_norms_allow_one_crop_per_process() -> None:
     first, second = run_distributed(_train_with_one_crop, 2)
     head, (x, dz) = build_head("inplace"), _crops()
     x.requires_grad_()

@@ -1,4 +1,4 @@
-"""Dense modules and networks: every way to save memory computes the same, and what it keeps grows as it should."""
+"""Dense modules and networks: every way to save memory computes the same, and held bytes grow linearly with depth."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_channels_last_and_evaluation_agree_with_plain(memory):
 
 
 @pytest.mark.parametrize("memory", ["auto", "checkpoint"])
-def test_under_autocast_the_step_equals_plain_training(memory):
+def test_under_autocast_step_equals_plain_training(memory):
     x = torch.randn(2, 3, 64, 64)
 
     def autocast(model):
@@ -87,7 +87,7 @@ def held(memory: str, layers: int, norm=InPlaceABN) -> int:
 
 
 @pytest.mark.slow
-def test_held_bytes_grow_linearly_with_depth_and_quadratically_in_plain_training():
+def test_held_bytes_grow_linearly_with_depth():
     map_bytes = 2 * 8 * 8 * 4
     auto, checkpoint, plain, standard = (
         [held(memory, layers, norm) for layers in (2, 4, 6)]
@@ -106,7 +106,7 @@ def test_held_bytes_grow_linearly_with_depth_and_quadratically_in_plain_training
 
 
 @pytest.mark.parametrize("memory", MEMORY)
-def test_hooks_see_the_outputs_of_modules_layers_and_norms(memory):
+def test_hooks_see_outputs_of_modules_layers_and_norms(memory):
     model, seen = network(memory=memory), {}
     for name in ("mod2", "mod3.convs1.1", "mod3.convs1.1.bn", "tra3", "tra3.conv"):
         model.get_submodule(name).register_forward_hook(lambda m, i, out, name=name: seen.update({name: out.shape}))

@@ -59,7 +59,7 @@ KINDS = ["flat", "hybrid", "whole"]
 @pytest.mark.parametrize("training", [True, False])
 @pytest.mark.parametrize("batch", [1, 5, 17])
 @pytest.mark.parametrize("kind", KINDS)
-def test_reconstructing_gives_the_outputs_gradients_and_statistics_of_storing(kind, batch, training):
+def test_reconstruction_equals_stored_activations(kind, batch, training):
     torch.manual_seed(0)
     ours = chain_of(kind).train(training)
     truth = copy.deepcopy(ours)
@@ -75,7 +75,7 @@ def test_reconstructing_gives_the_outputs_gradients_and_statistics_of_storing(ki
         assert torch.equal(buffer, theirs)
 
 
-def test_errors_inside_a_branch_do_not_leave_the_block():
+def test_errors_inside_branch_do_not_leave_block():
     torch.manual_seed(0)
     block = LayerwiseBlock(*([*unit(8), InvertibleConv(8), InvertibleLeakyReLU(1e-3)] for _ in "fg"))
     init_weights(block)
@@ -86,7 +86,7 @@ def test_errors_inside_a_branch_do_not_leave_the_block():
 
 
 @pytest.mark.parametrize("kind", ["flat", "hybrid"])
-def test_tensors_visible_to_the_caller_are_not_overwritten_so_backward_can_run_again(kind):
+def test_visible_tensors_are_not_overwritten(kind):
     torch.manual_seed(0)
     layers, x = chain_of(kind), images(kind)
     (y,) = run_chain(layers, x)
@@ -100,7 +100,7 @@ def test_tensors_visible_to_the_caller_are_not_overwritten_so_backward_can_run_a
 
 
 @pytest.mark.parametrize("where", ["in a branch", "in both branches"])
-def test_a_layer_used_twice_in_a_block_gets_both_gradients(where):
+def test_layer_used_twice_in_block_gets_both_gradients(where):
     torch.manual_seed(0)
     layers = unit(2)
     block = LayerwiseBlock([*layers, *layers], unit(2)) if where == "in a branch" else LayerwiseBlock(layers, layers)
@@ -114,7 +114,7 @@ def test_a_layer_used_twice_in_a_block_gets_both_gradients(where):
     assert max(map(relative_error, found, truths)) < 1e-10
 
 
-def test_two_forward_passes_before_backward_each_keep_their_statistics():
+def test_two_forward_passes_keep_their_own_statistics():
     torch.manual_seed(0)
     layers = chain_of("flat")
     truth = copy.deepcopy(layers)
@@ -140,7 +140,7 @@ def test_frozen_layers_get_no_gradients_and_the_others_theirs():
         assert parameter.grad is None or relative_error(parameter.grad, theirs.grad) < 1e-10
 
 
-def test_half_precision_keeps_the_stream_in_float32_and_recomputes_in_the_forward_dtype():
+def test_half_precision_keeps_stream_in_float32():
     torch.manual_seed(0)
     layers = chain_of("whole").float()
     truth = copy.deepcopy(layers)
@@ -171,7 +171,7 @@ def shift_chain():
     return chain
 
 
-def test_shift_blocks_and_pools_of_pairs_give_the_gradients_of_storing_with_dropout():
+def test_shift_blocks_and_pools_equal_storing_with_dropout():
     torch.manual_seed(0)
     chain = shift_chain()
     truth = copy.deepcopy(chain)
@@ -217,7 +217,7 @@ class _Chain(nn.Module):
 
 
 @pytest.mark.dist
-def test_synchronized_norms_are_undone_with_the_statistics_of_all_processes():
+def test_synchronized_norms_are_undone_with_statistics_of_all_processes():
     for ours, truth in run_distributed(_distributed_step, 2):
         assert len(ours) == len(truth) == 12 + 9
         assert max(map(relative_error, ours, truth)) < 1e-10

@@ -30,7 +30,7 @@ def scrambled(layer: nn.Module, seed: int = 0) -> nn.Module:
 
 
 @pytest.mark.parametrize("cls", CLASSES)
-def test_constructor_defaults_and_attributes_are_the_published_ones(cls):
+def test_constructor_defaults_and_attributes_are_published_ones(cls):
     layer = cls(7)
     values = (layer.num_features, layer.eps, layer.momentum, layer.affine, layer.track_running_stats)
     assert values == (7, 1e-5, 0.1, True, True)
@@ -49,7 +49,7 @@ def test_constructor_defaults_and_attributes_are_the_published_ones(cls):
 @pytest.mark.parametrize("training", [True, False])
 @pytest.mark.parametrize("affine", [True, False])
 @pytest.mark.parametrize("tracking", [True, False])
-def test_outputs_and_gradients_follow_the_formula_in_every_mode(cls, training, affine, tracking):
+def test_outputs_and_gradients_follow_formula_in_every_mode(cls, training, affine, tracking):
     layer = scrambled(cls(3, affine=affine, track_running_stats=tracking)).train(training)
     x = torch.randn(4, 3, 5, 6, dtype=torch.float64)
     dz = torch.randn_like(x)
@@ -109,7 +109,7 @@ def test_bad_activations_fail_at_construction(cls, settings):
 
 
 @pytest.mark.parametrize("cls", CLASSES)
-def test_the_activation_is_read_at_each_call(cls):
+def test_activation_is_read_at_each_call(cls):
     layer, x = cls(3).double(), torch.randn(4, 3, 5, 6, dtype=torch.float64)
     layer.activation = "identity"
     assert relative_error(layer(x.clone()), activated_batch_norm(x, torch.ones(3), None, activation="identity")) < 1e-4
@@ -119,7 +119,7 @@ def test_the_activation_is_read_at_each_call(cls):
 
 
 @pytest.mark.parametrize("cls", CLASSES)
-def test_shape_faults_name_the_shape(cls):
+def test_shape_faults_name_shape(cls):
     with pytest.raises(ValueError, match=r"3 channels, but its input of shape \(4, 5, 2, 2\) has 5"):
         cls(3)(torch.randn(4, 5, 2, 2))
     with pytest.raises(ValueError, match=r"shape \(3,\)"):
@@ -132,7 +132,7 @@ def test_shape_faults_name_the_shape(cls):
 
 
 @pytest.mark.parametrize("cls", CLASSES)
-def test_state_dicts_without_version_may_lack_the_counter_and_newer_ones_may_not(cls):
+def test_counter_may_be_missing_from_unversioned_state_dicts(cls):
     state = cls(3).state_dict()
     del state["num_batches_tracked"]
     with pytest.raises(RuntimeError, match="num_batches_tracked"):
@@ -156,7 +156,7 @@ def test_copies_and_pickles_compute_the_same(cls):
 
 
 @pytest.mark.parametrize("cls", CLASSES)
-def test_a_training_batch_between_evaluation_and_its_backward_is_allowed(cls):
+def test_training_batch_between_evaluation_and_its_backward_is_allowed(cls):
     layer, x = scrambled(cls(3)), torch.randn(4, 3, 5, 5, dtype=torch.float64, requires_grad=True)
     expected = torch.autograd.grad(copy.deepcopy(layer).eval()(x * 1).square().sum(), x)[0]
     z = layer.eval()(x * 1)
@@ -166,7 +166,7 @@ def test_a_training_batch_between_evaluation_and_its_backward_is_allowed(cls):
 
 @pytest.mark.parametrize("training", [True, False])
 @pytest.mark.parametrize("inplace", [True, False])
-def test_gradients_can_be_taken_once_and_are_the_same_where_a_second_one_could_follow(inplace, training):
+def test_gradients_can_be_taken_once(inplace, training):
     layer = scrambled(InPlaceABN(3)).train(training)
     x = torch.randn(4, 3, 5, 5, dtype=torch.float64, requires_grad=True)
     layer.inplace = inplace
@@ -179,7 +179,7 @@ def test_gradients_can_be_taken_once_and_are_the_same_where_a_second_one_could_f
 
 
 @pytest.mark.parametrize("cls", [InPlaceABN, InPlaceABNSync])
-def test_a_refused_input_and_the_statistics_of_the_layer_stay_unchanged(cls):
+def test_invalid_input_leaves_input_and_statistics_unchanged(cls):
     layer, leaf = cls(3), torch.randn(4, 3, 5, 5, requires_grad=True)
     single, before = torch.randn(1, 3, 1, 1), leaf.detach().clone()
     with pytest.raises(RuntimeError, match=r"leaf tensor .* inplace = False"):
@@ -193,7 +193,7 @@ def test_a_refused_input_and_the_statistics_of_the_layer_stay_unchanged(cls):
 
 @pytest.mark.parametrize("cls", CLASSES)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_under_autocast_activations_are_half_and_parameters_and_statistics_float32(cls, dtype):
+def test_autocast_keeps_parameters_and_statistics_in_float32(cls, dtype):
     net = nn.Sequential(nn.Conv2d(3, 8, 3), cls(8), nn.Conv2d(8, 8, 3))
     with torch.autocast("cpu", dtype):
         hidden = net[:2](torch.randn(4, 3, 8, 8))
@@ -225,7 +225,7 @@ def test_frozen_norms_use_and_keep_their_statistics_in_training_too(cls):
 
 
 @pytest.mark.parametrize("kind", ["standard", "inplace", "sync"])
-def test_the_factory_builds_each_kind_with_its_activation(kind):
+def test_factory_builds_each_kind_with_its_activation(kind):
     layer = norm_act(kind, "elu", 0.5)(6)
     assert type(layer) is {"standard": ABN, "inplace": InPlaceABN, "sync": InPlaceABNSync}[kind]
     assert (layer.num_features, layer.activation, layer.activation_param) == (6, "elu", 0.5)

@@ -93,7 +93,7 @@ def test_functionalized_graphs_equal_eager(norm, activation):
     )
 
 
-def test_a_cumulative_average_compiles_without_a_graph_break():
+def test_cumulative_average_compiles_without_graph_break():
     compare(
         lambda: chain(lambda c, activation: InPlaceABN(c, momentum=None, activation=activation)),
         lambda network: torch.compile(network, fullgraph=True, backend="aot_eager"),
@@ -145,7 +145,7 @@ def test_one_graph_serves_all_shapes_where_shapes_are_dynamic(norm, activation, 
         pytest.param(InPlaceABN, "elu", "inductor", marks=pytest.mark.exhaustive),
     ],
 )
-def test_functionalized_and_inductor_graphs_of_dynamic_shape_equal_eager(norm, activation, backend):
+def test_graphs_of_dynamic_shape_equal_eager(norm, activation, backend):
     compare_dynamic(norm, activation, 0.1, backend)
 
 
@@ -185,5 +185,5 @@ class Recomputed(nn.Module):
         return checkpoint(self.middle, self.first(x))
 
 
-def test_recomputation_compiles_and_counts_the_batch_once():
+def test_recomputation_compiles_and_counts_batch_once():
     compare(Recomputed, lambda network: torch.compile(network, backend="aot_eager"))

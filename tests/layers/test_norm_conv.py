@@ -69,7 +69,7 @@ def test_outputs_gradients_and_buffers_equal_the_two_modules(norm, state):
 
 
 @pytest.mark.parametrize("inplace", [True, False])
-def test_a_single_input_stays_unchanged(inplace):
+def test_single_input_stays_unchanged(inplace):
     layer, conv = pair()
     layer.inplace = inplace
     x = torch.cat(parts(), 1)
@@ -78,7 +78,7 @@ def test_a_single_input_stays_unchanged(inplace):
     assert torch.equal(x, before)
 
 
-def test_a_training_batch_between_evaluation_and_its_backward_is_allowed():
+def test_training_batch_between_evaluation_and_its_backward_is_allowed():
     layer, conv = pair()
     inputs = parts()
     truth = outcome(unfused, copy.deepcopy(layer).eval(), conv, inputs)[1:-3]
@@ -121,7 +121,7 @@ def test_unsupported_modules_run_sequentially(norm, conv):
 
 
 @pytest.mark.parametrize("kind", ["forward", "forward_pre", "full_backward", "full_backward_pre", "everywhere"])
-def test_hooks_see_the_map(kind):
+def test_hooks_see_map(kind):
     for index in range(2):
         modules, seen = pair(), []
         modules[0].inplace = False  # a module with backward hooks gets a view, which may not be overwritten
@@ -139,7 +139,7 @@ def test_hooks_see_the_map(kind):
         assert recomputes(norm_conv(*modules, *parts()))
 
 
-def test_without_gradients_nothing_is_recomputed_and_an_in_place_norm_overwrites_its_input():
+def test_nothing_is_recomputed_without_gradients():
     layer, conv = pair()
     with torch.no_grad():
         x = torch.cat(parts(), 1)
@@ -199,7 +199,7 @@ def _sync_step(sizes: tuple[int, ...]) -> tuple[list[torch.Tensor], Counter]:
 
 @pytest.mark.dist
 @pytest.mark.parametrize("sizes", [(3, 2), (4, 0)])
-def test_uneven_processes_equal_one_process_with_the_whole_batch(sizes):
+def test_uneven_processes_equal_one_process(sizes):
     results = run_distributed(_sync_step, 2, sizes)
     torch.manual_seed(0)
     layer, conv = pair()

@@ -26,7 +26,7 @@ def _fresh_compiler():
 
 
 class Graphs:
-    """A backend of torch.compile that counts the graphs it is given and runs them as they are."""
+    """A backend of torch.compile that counts the graphs it is given and runs them unchanged."""
 
     def __init__(self) -> None:
         self.number = 0
@@ -49,7 +49,7 @@ class Chains(nn.Module):
         return x if self.second is None else self.head(self.second(x))
 
 
-def test_the_graph_breaks_once_per_chain_and_the_gradients_are_right():
+def test_graph_breaks_once_per_chain_and_gradients_are_right():
     number = 2
     net = Chains(InPlaceABN, number).double()
     twin = copy.deepcopy(net)
@@ -73,7 +73,7 @@ class _Both(nn.Module):
         return self.run(x)
 
 
-def test_the_inductor_backend_has_the_gradients_too():
+def test_inductor_backend_has_gradients_too():
     net = network(InPlaceABN)
     twin = copy.deepcopy(net)
     x = images(dtype=torch.float32)
@@ -105,7 +105,7 @@ def test_no_graph_break_occurs_without_gradients_or_with_stored_activations(stor
         assert relative_error(torch.compile(net, backend=Graphs(), fullgraph=True)(x), expected) < 1e-12
 
 
-def test_compiled_branches_of_an_eager_chain_are_right():
+def test_compiled_branches_of_eager_chain_are_right():
     net = network(InPlaceABN).double()
     twin = copy.deepcopy(net)
     for block in twin[1]:

@@ -42,7 +42,7 @@ def test_stem_filters_are_adapted_to_other_numbers_of_channels(tmp_path) -> None
 
 
 @pytest.mark.parametrize("arch", ["resnet18", "densenet121", "revnext"])
-def test_selected_features_equal_their_entries_in_the_full_list(arch) -> None:
+def test_selected_features_equal_their_entries_in_full_list(arch) -> None:
     torch.manual_seed(0)
     whole = zoo.get(arch, features_only=True).eval()
     chosen = zoo.get(arch, features_only=True, out_indices=(1, -1)).eval()
@@ -64,7 +64,7 @@ def test_selected_features_equal_their_entries_in_the_full_list(arch) -> None:
         ("revnet56", {"norm": "inplace"}, "mod1.bn1"),
     ],
 )
-def test_the_map_before_the_stem_pool_is_an_optional_feature(arch, options, module) -> None:
+def test_map_before_stem_pool_is_optional_feature(arch, options, module) -> None:
     model = zoo.get(arch, features_only=True, out_indices=("stem", 0, 3), **options)
     whole = zoo.get(arch, features_only=True, **options)
     whole.load_state_dict(model.state_dict())
@@ -110,13 +110,13 @@ def test_the_map_before_the_stem_pool_is_an_optional_feature(arch, options, modu
         ("resnet18", {"norm": lambda c: c}, "norm must return a module for a number of channels, got int"),
     ],
 )
-def test_incompatible_options_raise_an_error_with_a_remedy(arch, arguments, message) -> None:
+def test_incompatible_options_raise_with_remedy(arch, arguments, message) -> None:
     with pytest.raises(zoo.ConfigError, match=message):
         zoo.get(arch, **arguments)
 
 
 @pytest.mark.parametrize("arch", ["resnet50", "resnext50", "densenet121", "wider_resnet16_a2"])
-def test_the_stride_of_the_last_map_is_an_option(arch) -> None:
+def test_stride_of_the_last_map_is_option(arch) -> None:
     with torch.device("meta"):
         models = [zoo.get(arch, output_stride=stride, features_only=True) for stride in (8, 16, 32)]
         assert [model(torch.empty(2, 3, 64, 64))[-1].shape[-1] for model in models] == [8, 4, 2]
@@ -133,7 +133,7 @@ def test_published_weights_may_be_read_at_another_stride(monkeypatch) -> None:
     assert model.feature_info.reduction() == [4, 4, 8, 8, 8]
 
 
-def test_dropout_before_the_classifier_applies_only_in_training() -> None:
+def test_dropout_before_classifier_applies_only_in_training() -> None:
     model = zoo.get("resnet18", num_classes=5, drop_rate=0.5)
     plain = zoo.get("resnet18", num_classes=5)
     assert list(model.state_dict()) == list(plain.state_dict())
@@ -145,7 +145,7 @@ def test_dropout_before_the_classifier_applies_only_in_training() -> None:
     assert isinstance(model.classifier.drop, nn.Dropout)
 
 
-def test_a_function_of_norm_and_activation_builds_the_preactivation_networks() -> None:
+def test_norm_function_builds_preactivation_networks() -> None:
     def norm(channels: int) -> nn.Module:
         return nn.Sequential(nn.BatchNorm2d(channels), nn.ReLU())
 
@@ -156,7 +156,7 @@ def test_a_function_of_norm_and_activation_builds_the_preactivation_networks() -
 
 
 @pytest.mark.parametrize("arch", ["resnet18", "densenet121", "revnet38_cifar", "revnext"])
-def test_networks_have_the_methods_of_timm_with_and_without_a_classifier(arch) -> None:
+def test_networks_have_methods_of_timm(arch) -> None:
     torch.manual_seed(0)
     model = zoo.get(arch, num_classes=4).eval()
     headless = zoo.get(arch, num_classes=0).eval()

@@ -1,4 +1,4 @@
-"""DeepLabV3 on the bodies: agreement with plain torch, arguments and options, and what it has in common with others."""
+"""DeepLabV3 on the bodies: agreement with plain torch, arguments and options."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def plain_model(x: Tensor, model: nn.Module, norm: str, training: bool, dilation
         ("standard", 16, {5: 2}, False),
     ],
 )
-def test_the_whole_network_and_its_gradients_equal_plain_torch(norm, stride, dilations, training) -> None:
+def test_whole_network_and_its_gradients_equal_plain_torch(norm, stride, dilations, training) -> None:
     torch.manual_seed(0)
     model = zoo.get("deeplab_resnet18", num_classes=5, norm=norm, output_stride=stride, pooling_size=(3, 4),
                     memory="plain", head_dilations=(2, 1, 3))  # fmt: skip
@@ -79,7 +79,7 @@ def test_the_whole_network_and_its_gradients_equal_plain_torch(norm, stride, dil
         assert relative_error(ours, theirs) < 1e-8
 
 
-def test_every_dilatable_body_has_a_deeplab_with_its_strategies() -> None:
+def test_every_dilatable_body_has_deeplab_with_its_strategies() -> None:
     bodies = [name for name, record in ARCHITECTURES.items() if record.dilations]
     assert [f"deeplab_{name}" for name in bodies] == DEEPLABS
     for body in bodies:
@@ -92,7 +92,7 @@ def test_every_dilatable_body_has_a_deeplab_with_its_strategies() -> None:
 @pytest.mark.parametrize(
     ("name", "stride"), [("deeplab_resnext50", 8), ("deeplab_densenet121", 16), ("deeplab_wider_resnet16_a2", 16)]
 )
-def test_bodies_are_dilated_and_the_head_sees_the_same_distances(name, stride) -> None:
+def test_bodies_are_dilated_and_head_sees_the_same_distances(name, stride) -> None:
     model = build_meta(name, output_stride=stride, num_classes=5)
     assert model.feature_info.reduction()[-1] == stride
     assert [conv.dilation[0] for conv in model.head.map_convs] == {8: [1, 12, 24, 36], 16: [1, 6, 12, 18]}[stride]
@@ -110,18 +110,15 @@ def test_bodies_are_dilated_and_the_head_sees_the_same_distances(name, stride) -
         ),
         ({"out_indices": [0]}, "give features_only=True too"),
         ({"drop_rate": 0.1}, "drop_rate = 0.1: DeepLab has no dropout"),
-        ({"output_stride": 32}, "deeplab_resnet18: options.output_stride = 32: should be 8 or 16"),
-        ({"head_dilations": (12, 24)}, "head_dilations.*should have at least 3 items"),
-        ({"pooling_size": (84, 0)}, "pooling_size.* should be a whole number from 1"),
         ({"pretrained": True}, "has no published weights"),
     ],
 )
-def test_unsupported_arguments_are_refused_with_a_remedy(arguments, message) -> None:
+def test_unsupported_arguments_raise_with_remedy(arguments, message) -> None:
     with pytest.raises(zoo.ZooError, match=message):
         build_meta("deeplab_resnet18", **arguments)
 
 
-def test_its_classifier_is_a_convolution_that_can_be_exchanged_and_left_out() -> None:
+def test_classifier_can_be_replaced_or_left_out() -> None:
     model = zoo.get("deeplab_resnet18", num_classes=4).eval()
     assert (model.num_classes, model.num_features, zoo.get("deeplab_resnet18").num_classes) == (4, 256, 19)
     assert model.get_classifier() is model.cls

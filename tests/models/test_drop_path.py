@@ -12,8 +12,6 @@ from torch import nn
 import zoo
 from tests.step import step
 from zoo.config.architectures import ARCHITECTURES
-from zoo.config.parse import parse_experiment
-from zoo.errors import ConfigError
 from zoo.layers.conv import drop_path
 from zoo.layers.norm import norm_act
 from zoo.layers.residual import IdentityResidualBlock
@@ -52,7 +50,7 @@ def test_rates_rise_linearly_from_the_first_block_to_the_last(arch: str, options
 
 @pytest.mark.parametrize("dropped", [False, True])
 @pytest.mark.parametrize("kind", ["post", "post-in-place", "identity", "preact"])
-def test_a_dropped_block_is_its_shortcut_and_evaluation_drops_nothing(kind: str, dropped: bool) -> None:
+def test_dropped_block_is_its_shortcut(kind: str, dropped: bool) -> None:
     torch.manual_seed(0)
     norm = norm_act("inplace" if kind == "post-in-place" else "standard", "leaky_relu", 0.01)
     block: Any = {
@@ -93,18 +91,3 @@ def test_lean_networks_drop_the_same_branches_with_the_same_bits(
         assert all(torch.equal(ours, expected) for ours, expected in zip(result, results[0], strict=True))
     plain.set_drop_path_rate(0.0)
     assert not torch.equal(step(plain, x)[0], results[0][0])
-
-
-@pytest.mark.parametrize(
-    ("network", "message"),
-    [
-        ({"arch": "revnet38_cifar"}, r"no such option; stochastic depth drops branches of residual blocks"),
-        ({"arch": "densenet121"}, r"no such option; stochastic depth drops branches of residual blocks"),
-    ],
-)
-def test_drop_path_rate_raises_config_error_for_networks_without_drop_path(
-    network: dict[str, Any], message: str
-) -> None:
-    with pytest.raises(ConfigError, match=message):
-        parse_experiment({"network": {**network, "options": {"drop_path_rate": 0.1}}}, "test")
-    parse_experiment({"network": network}, "test")

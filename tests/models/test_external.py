@@ -17,18 +17,18 @@ from zoo.models.external import (
 )
 
 
-def test_the_smallest_network_of_each_family_is_the_one_with_the_fewest_parameters() -> None:
+def test_smallest_network_has_fewest_parameters() -> None:
     names = ["torchvision:resnet50", "torchvision:resnet18", "resnet18", "torchvision:vgg11", "torchvision:resnet18"]
     assert smallest_of_each_family(names) == ["torchvision:resnet18", "resnet18", "torchvision:vgg11"]
 
 
-def test_a_network_gets_images_of_a_supported_size() -> None:
+def test_network_gets_images_of_supported_size() -> None:
     assert image_shape("torchvision:resnet18", 32) == (3, 32, 32)
     assert image_shape("torchvision:inception_v3", 32) == (3, 75, 75)
     assert image_shape("torchvision:inception_v3", 96) == (3, 96, 96)
 
 
-def test_a_network_of_timm_gets_its_own_images() -> None:
+def test_network_of_timm_gets_its_own_images() -> None:
     pytest.importorskip("timm")
     assert image_shape("timm:vit_tiny_patch16_224", 96) == (3, 224, 224)
     assert image_shape("timm:resnet18", 96) == (3, 96, 96)
@@ -43,26 +43,26 @@ def test_a_network_of_timm_gets_its_own_images() -> None:
         ("resnet50", "'resnet50' does not begin with the name of a package"),
     ],
 )
-def test_unknown_names_are_refused(name: str, words: str) -> None:
+def test_unknown_names_raise(name: str, words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         build_external(name)
 
 
-def test_a_network_is_built_with_its_number_of_classes() -> None:
+def test_network_is_built_with_its_number_of_classes() -> None:
     model = build_external("torchvision:shufflenet_v2_x0_5", num_classes=7)
     assert model.eval()(torch.zeros(1, 3, 64, 64)).shape == (1, 7)
     with pytest.raises(ConfigError, match="torchvision cannot build shufflenet_v2_x0_5 without classifier"):
         build_external("torchvision:shufflenet_v2_x0_5", num_classes=0)
 
 
-def test_options_are_handed_to_the_builder_and_unknown_ones_refused() -> None:
+def test_options_reach_builder_and_unknown_ones_raise() -> None:
     model = build_external("torchvision:resnet18", width_per_group=64, norm_layer=torch.nn.Identity)
     assert not any(isinstance(module, torch.nn.BatchNorm2d) for module in model.modules())
     with pytest.raises(ConfigError, match=r"torchvision:resnet18 cannot be built: .*'drop_path_rate'"):
         build_external("torchvision:resnet18", drop_path_rate=0.1)
 
 
-def test_unavailable_weights_raise_one_error(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unavailable_weights_raise(monkeypatch: pytest.MonkeyPatch) -> None:
     def offline(*args: object, **options: object) -> None:
         raise URLError("no network")
 
@@ -72,9 +72,7 @@ def test_unavailable_weights_raise_one_error(monkeypatch: pytest.MonkeyPatch) ->
 
 
 @pytest.mark.parametrize("classes", [None, 1000, 7])
-def test_pretrained_weights_are_taken_but_for_a_classifier_of_other_classes(
-    classes: int | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_pretrained_weights_load_except_other_classifier(classes: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
     weights = build_external("torchvision:squeezenet1_1").state_dict()
     monkeypatch.setattr("torchvision.models._api.load_state_dict_from_url", lambda *_, **__: weights)
     model = build_external("torchvision:squeezenet1_1", num_classes=classes, pretrained=True, dropout=0.25)
@@ -92,14 +90,14 @@ def test_pretrained_weights_are_taken_but_for_a_classifier_of_other_classes(
         ("torchvision:lraspp_mobilenet_v3_large", {}, r"returns an object OrderedDict for two images"),
     ],
 )
-def test_networks_without_logits_are_refused(name: str, options: dict[str, bool], words: str) -> None:
+def test_networks_without_logits_raise(name: str, options: dict[str, bool], words: str) -> None:
     with torch.device("meta"):
         model = build_external(name, num_classes=3, **options)
     with pytest.raises(ConfigError, match=words):
         check_logits(model, name, 3, 64, "input.crop_train")
 
 
-def test_networks_with_logits_or_data_dependent_code_pass_the_check() -> None:
+def test_networks_with_logits_or_data_dependent_code_pass_check() -> None:
     class Asks(torch.nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return x if x.sum().item() > 0 else -x
@@ -109,7 +107,7 @@ def test_networks_with_logits_or_data_dependent_code_pass_the_check() -> None:
         check_logits(Asks(), "asks", 3, 40, "input.crop_val")
 
 
-def test_a_network_of_timm_takes_its_options() -> None:
+def test_network_of_timm_takes_its_options() -> None:
     pytest.importorskip("timm")
     with torch.device("meta"):
         model = build_external("timm:efficientnet_b0", num_classes=3, drop_path_rate=0.1)

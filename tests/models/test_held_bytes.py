@@ -1,4 +1,4 @@
-"""Bytes that networks hold between forward and backward are those of two golden files, the README's tables.
+"""Bytes that networks hold between forward and backward equal two golden files, the README's tables.
 
 ``python -m tests.golden`` counts them anew and writes the files.
 """
@@ -86,7 +86,7 @@ GOLDEN = json.loads(FILE.read_text()) if FILE.exists() else {}
 REVERSIBLE = json.loads(REVERSIBLE_FILE.read_text()) if REVERSIBLE_FILE.exists() else {}
 
 
-# Counted on demand: others have the same blocks, and tests/layers/test_dense.py counts those of a DenseNet.
+# Counted on demand: others have the same blocks, and tests/layers/test_dense.py counts a DenseNet.
 OF_KNOWN_BLOCKS = ("resnet101", "resnext101", "wider_resnet38_a2", "densenet264")
 
 
@@ -94,7 +94,7 @@ OF_KNOWN_BLOCKS = ("resnet101", "resnext101", "wider_resnet38_a2", "densenet264"
     "name",
     [pytest.param(name, marks=[pytest.mark.exhaustive] * (name in OF_KNOWN_BLOCKS)) for name in NETWORKS],
 )
-def test_the_networks_hold_the_bytes_of_the_golden_file(name):
+def test_networks_hold_bytes_of_golden_file(name):
     assert count(name) == GOLDEN[name]
 
 
@@ -107,10 +107,10 @@ def test_in_place_norms_hold_about_half_or_less(name):
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=[pytest.mark.exhaustive] * name.endswith("cifar")) for name in REVERSIBLE_TWINS]
 )
-def test_the_reversible_networks_hold_the_bytes_of_the_golden_file(name):
+def test_reversible_networks_hold_bytes_of_golden_file(name):
     assert count_reversible(name) == REVERSIBLE[name]
 
 
-def test_a_revnet_for_imagenet_holds_an_eighth_and_less():
+def test_revnet_for_imagenet_holds_eighth_and_less():
     assert REVERSIBLE["resnet101_preact"]["RevNet"] <= 1 / 7.9
     assert REVERSIBLE["resnet101_preact"]["RevNet, iABN"] <= 1 / 7.9

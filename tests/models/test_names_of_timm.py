@@ -63,7 +63,7 @@ def test_grad_checkpointing_holds_less_and_gives_the_same_gradients(method: str)
         ("revnext_revnet", {}),
     ],
 )
-def test_intermediates_are_the_outputs_of_the_stages(arch: str, options: dict[str, Any]) -> None:
+def test_intermediates_are_outputs_of_stages(arch: str, options: dict[str, Any]) -> None:
     torch.manual_seed(0)
     model, images = zoo.get(arch, norm="inplace", num_classes=3, **options).eval(), torch.randn(2, 3, 32, 32)
     x, truth = images, []
@@ -88,7 +88,7 @@ def test_intermediates_are_the_outputs_of_the_stages(arch: str, options: dict[st
             assert x is second
 
 
-def test_intermediates_of_a_resnet_equal_timms() -> None:
+def test_intermediates_of_resnet_equal_timms() -> None:
     timm = pytest.importorskip("timm")
     torch.manual_seed(0)
     model, images = zoo.get("resnet18", activation="relu", num_classes=3).eval(), torch.randn(2, 3, 64, 64)
@@ -158,7 +158,7 @@ def test_layers_go_from_stem_to_head(arch: str) -> None:
         ("deeplab_resnet18", 5, 1 + 8),
     ],
 )
-def test_a_layer_is_a_block_and_coarsely_a_stage(arch: str, stages: int, blocks: int) -> None:
+def test_layer_is_block_and_coarsely_stage(arch: str, stages: int, blocks: int) -> None:
     model = _on_meta(arch)
     fine, coarse = _layers_of(model), _layers_of(model, coarse=True)
     assert max(fine.values()) == blocks  # the head is one more
@@ -170,7 +170,7 @@ def test_a_layer_is_a_block_and_coarsely_a_stage(arch: str, stages: int, blocks:
 
 
 @pytest.mark.parametrize("arch", ["resnet18", "densenet121", "revnext"])
-def test_unpooled_features_take_the_place_of_the_classifier(arch: str) -> None:
+def test_unpooled_features_take_place_of_classifier(arch: str) -> None:
     torch.manual_seed(0)
     model, images = zoo.get(arch, num_classes=3).eval(), torch.randn(2, 3, 32, 32)
     own, other = ("max", "avg") if arch.startswith("revnext") else ("avg", "max")
@@ -225,7 +225,7 @@ def test_torchvision_extracts_features(arch: str, node: str) -> None:
 
 
 @pytest.mark.slow
-def test_torch_hub_loads_a_network_of_every_family() -> None:
+def test_torch_hub_loads_network_of_every_family() -> None:
     with torch.device("meta"):
         for name in {record.family: name for name, record in ARCHITECTURES.items()}.values():
             model = torch.hub.load(str(ROOT), name, source="local", num_classes=3)

@@ -57,7 +57,7 @@ def test_fused_and_unfused_blocks_compute_the_same(norm, stride, channels, activ
         assert relative_error(ours, truth) < 1e-10
 
 
-def test_the_fused_block_saves_the_output_of_its_last_norm_only_in_half_precision():
+def test_fused_block_saves_last_norm_only_in_half_precision():
     output = 8 * 16 * 16 * 16 * 4
     blocks = [build(memory, dtype=torch.float32) for memory in ("plain", "auto")]
     assert kept_bytes(blocks[0]) - kept_bytes(blocks[1]) == output
@@ -83,7 +83,7 @@ class OwnForward(InPlaceABN):
 
 
 @pytest.mark.parametrize("norm", [ABN, Halving, OwnForward])
-def test_a_norm_that_cannot_fuse_takes_the_unfused_path(norm):
+def test_norm_that_cannot_fuse_takes_unfused_path(norm):
     torch.manual_seed(0)
     block = ResidualBlock(16, (4, 4, 16), norm)
     init_weights(block)
@@ -93,7 +93,7 @@ def test_a_norm_that_cannot_fuse_takes_the_unfused_path(norm):
     assert relative_error(block(x), expected) < 1e-5
 
 
-def test_hooks_of_the_last_norm_see_the_norms_own_output():
+def test_hooks_of_the_last_norm_see_norms_own_output():
     block, seen = build(), []
     x = torch.randn(2, 16, 6, 6).double()
     block.convs.bn3.register_forward_hook(lambda module, args, output: seen.append(output))
@@ -102,7 +102,7 @@ def test_hooks_of_the_last_norm_see_the_norms_own_output():
     assert torch.equal(nn.functional.leaky_relu(output + x, 0.01), out)
 
 
-def test_a_last_norm_swapped_for_an_activated_one_is_not_fused():
+def test_last_norm_swapped_for_activated_one_is_not_fused():
     block = build()
     block.convs.bn3.activation = "elu"
     x = torch.randn(2, 16, 6, 6).double()

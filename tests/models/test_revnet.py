@@ -1,4 +1,4 @@
-"""RevNets and their pre-activation twins: the paper's sizes, what they compute, and what they hold for backward."""
+"""RevNets and their pre-activation twins: the paper's sizes, outputs and gradients, and held bytes."""
 
 from __future__ import annotations
 
@@ -61,14 +61,14 @@ def images(kind="basic", number=4) -> torch.Tensor:
 
 
 @pytest.mark.parametrize(("name", "classes"), COUNTS)
-def test_parameter_counts_equal_the_code_of_the_paper(name, classes):
+def test_parameter_counts_equal_code_of_paper(name, classes):
     with torch.device("meta"):
         model = zoo.get(name, num_classes=classes)
     assert sum(p.numel() for p in model.parameters()) == COUNTS[name, classes]
     assert {name for name, _ in COUNTS} == {*RESNETS, *REVNETS}
 
 
-def test_strides_sit_on_the_first_convolution_of_f_and_on_the_shortcuts():
+def test_first_convolution_of_f_and_shortcuts_have_strides():
     with torch.device("meta"):
         strided = {key: m.stride for key, m in zoo.get("revnet104").named_modules() if hasattr(m, "stride")}
         pooled = {key: m.stride for key, m in zoo.get("revnet38_cifar").named_modules() if hasattr(m, "stride")}
@@ -78,7 +78,7 @@ def test_strides_sit_on_the_first_convolution_of_f_and_on_the_shortcuts():
     assert {key for key, stride in pooled.items() if stride in (2, (2, 2))} == expected
 
 
-def test_norms_of_every_kind_have_the_papers_eps_and_momentum():
+def test_norms_of_every_kind_have_papers_eps_and_momentum():
     for norm in ("standard", "inplace", "sync", lambda channels: nn.Sequential(nn.BatchNorm2d(channels), nn.ReLU())):
         for name in ("resnet32_cifar", "revnet38_cifar"):
             with torch.device("meta"):
@@ -112,7 +112,7 @@ def paper_shortcut(shortcut: nn.Module, x: torch.Tensor, channels: int, bottlene
 
 
 @pytest.mark.parametrize("kind", ["basic", "bottleneck"])
-def test_revnets_follow_the_formulas_of_the_paper_with_the_same_weights(kind):
+def test_revnets_follow_formulas_of_paper_with_the_same_weights(kind):
     model, x = build_small(kind), images(kind)
     bottleneck = SMALL[kind]["bottleneck"]
     actual = model(x)
@@ -135,7 +135,7 @@ def test_revnets_follow_the_formulas_of_the_paper_with_the_same_weights(kind):
 
 
 @pytest.mark.parametrize("kind", ["basic", "bottleneck"])
-def test_resnets_follow_the_formulas_of_the_paper_with_the_same_weights(kind):
+def test_resnets_follow_formulas_of_paper_with_the_same_weights(kind):
     model, x = build_small(kind, network=PreactResNet), images(kind)
     bottleneck = SMALL[kind]["bottleneck"]
     out = norm_relu(model.mod1.bn1, F.conv2d(x, model.mod1.conv1.weight, padding=1))
@@ -151,7 +151,7 @@ def test_resnets_follow_the_formulas_of_the_paper_with_the_same_weights(kind):
     assert relative_error(model(x), expected) < 1e-12
 
 
-def test_pooled_shortcuts_fit_the_strided_convolution_beside_them_for_odd_maps_too():
+def test_pooled_shortcuts_fit_odd_maps():
     x = torch.randn(2, 4, 7, 5)
     out = PooledShortcut(4, 10, 2)(x)
     assert out.shape == (2, 10, *F.conv2d(x, torch.ones(1, 4, 3, 3), stride=2, padding=1).shape[2:])
@@ -183,7 +183,7 @@ def test_gradients_statistics_and_outputs_equal_stored_activations(kind, norm, f
 
 
 @pytest.mark.parametrize("kind", SMALL)
-def test_images_that_are_overwritten_before_backward_are_noticed(kind):
+def test_images_overwritten_before_backward_raise(kind):
     """The stem is run on them again."""
     model, x = build_small(kind), images(kind)
     loss = model(x).sum()

@@ -31,7 +31,7 @@ def folder(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def printed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
-    """Return a function that runs a script with the original or the changed line and returns what it prints."""
+    """Return a function that runs a script with the original or the changed line and returns its output."""
 
     def run(script: str, argument: Path, line: str) -> list[str]:
         text = (SCRIPTS / script).read_text()
@@ -45,7 +45,7 @@ def printed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capt
 
 
 @pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning")
-def test_a_network_is_fine_tuned_like_a_timm_network(folder: Path, printed) -> None:
+def test_network_is_fine_tuned_like_timm_network(folder: Path, printed) -> None:
     ours = printed("fine_tuning.py", folder, OURS)
     assert ours[0] == "steps 6 groups of parameters 20"
     assert ours[0] == printed("fine_tuning.py", folder, TIMMS)[0]

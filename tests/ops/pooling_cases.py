@@ -1,4 +1,4 @@
-"""The cases of maximum pooling for the Triton kernels; as a program, what they give in Triton's interpreter.
+"""The cases of maximum pooling for the Triton kernels; as a program, prints their results in Triton's interpreter.
 
 tests/ops/test_pooling_triton.py runs the program with TRITON_INTERPRET=1, which has to be set before Triton is
 imported.
@@ -59,10 +59,9 @@ def is_torchs(name: str, dtype: str, layout: str, device: str = "cpu") -> bool:
 
 
 def main() -> None:
-    from zoo.ops import pooling, pooling_triton
-    from zoo.ops.abn import backend, triton
+    from zoo.ops import backend, pooling, pooling_triton
 
-    backend._chosen["cpu"] = triton  # the interpreter's tensors are on the CPU
+    backend._chosen["cpu"] = "triton"  # the interpreter's tensors are on the CPU
     x = make("the stem's", "float32", "channels_last")
     report: dict[str, bool] = {}
     with patch.object(pooling_triton, "forward", wraps=pooling_triton.forward) as started:

@@ -9,7 +9,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tests.formula import activated_batch_norm
-from zoo.ops.abn.kernels import NormSettings, accumulate_dtype
+from zoo.ops.abn.reference import NormSettings
+from zoo.ops.operators import accumulate_dtype
 
 ACTIVATIONS = {"leaky_relu": 0.01, "elu": 1.0, "identity": 0.0}
 DTYPES = ["float64", "float32", "bfloat16", "float16"]

@@ -80,7 +80,7 @@ def test_gradients_with_any_policy_equal_gradients_without_checkpointing(name, p
     assert max(map(relative_error, actual, expected)) < 1e-10
 
 
-def test_a_selective_checkpoint_is_recognized_in_both_passes_only():
+def test_selective_checkpoint_is_recognized_in_both_passes_only():
     seen = []
 
     def watched(x):

@@ -14,13 +14,13 @@ from zoo.errors import ConfigError, VerificationError
 from zoo.layers import ReversibleBlock, ReversibleSequential
 from zoo.layers.invertible import InvertibleLeakyReLU
 from zoo.layers.reversible import PairPool
-from zoo.ops.abn.backend import forced
+from zoo.ops.backend import forced
 from zoo.ops.chain import run_chain
 from zoo.ops.grid import digest, round_to_grid, sum_on_grid
 
 
 @pytest.mark.parametrize("bits", [0, 3, 14, 22])
-def test_values_are_the_nearest_multiples_and_the_gradient_passes_straight_through(bits):
+def test_values_are_rounded_with_straight_through_gradient(bits):
     x = torch.randn(1000, dtype=torch.float64).float().requires_grad_()
     y = round_to_grid(x, bits)
     assert torch.equal(y.double(), (x.detach().double() * 2**bits).round() / 2**bits)
@@ -28,7 +28,7 @@ def test_values_are_the_nearest_multiples_and_the_gradient_passes_straight_throu
     assert torch.equal(dx, torch.arange(1000.0))
 
 
-def test_half_precision_is_rounded_in_single_precision_and_its_gradient_is_half():
+def test_half_precision_is_rounded_in_single_precision():
     x = torch.tensor([1.375, -0.40625], dtype=torch.bfloat16, requires_grad=True)
     y = round_to_grid(x, 2)
     assert y.dtype == torch.float32
@@ -39,14 +39,14 @@ def test_half_precision_is_rounded_in_single_precision_and_its_gradient_is_half(
     assert x.grad.tolist() == [2, 2]
 
 
-def test_rounding_to_a_grid_works_under_vmap_and_grad():
+def test_rounding_to_grid_works_under_vmap_and_grad():
     x = torch.randn(3, 5)
     assert torch.equal(torch.func.vmap(lambda row: round_to_grid(row, 4))(x), round_to_grid(x, 4))
     assert torch.equal(torch.func.grad(lambda x: round_to_grid(x, 4).sum())(x), torch.ones(3, 5))
 
 
 @pytest.mark.slow
-def test_rounding_to_a_grid_can_be_exported():
+def test_rounding_to_grid_can_be_exported():
     class Rounding(nn.Module):
         def forward(self, x):
             return round_to_grid(x, 4)
@@ -56,7 +56,7 @@ def test_rounding_to_a_grid_can_be_exported():
 
 
 @pytest.mark.parametrize("bits", [-1, 23, 14.5, True, "14"])
-def test_a_grid_that_does_not_exist_is_refused(bits):
+def test_grid_that_does_not_exist_raises(bits):
     with pytest.raises(ConfigError, match="grid_bits must be a whole number from 0 to 22, got"):
         round_to_grid(torch.zeros(1), bits)
 
@@ -64,7 +64,7 @@ def test_a_grid_that_does_not_exist_is_refused(bits):
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
 @pytest.mark.parametrize("subtract", [False, True])
 @pytest.mark.parametrize("backend", ["auto", "reference"])
-def test_sums_and_their_summary_have_the_bits_of_the_separate_operations(backend, subtract, layout):
+def test_sums_and_their_summary_have_bits_of_separate_operations(backend, subtract, layout):
     x, r = (term.contiguous(memory_format=layout) for term in terms())
     total, summary = expected(x, r, subtract)
     with forced(backend):
@@ -75,7 +75,7 @@ def test_sums_and_their_summary_have_the_bits_of_the_separate_operations(backend
             assert its_summary is None or torch.equal(its_summary, summary)
 
 
-def test_a_sum_of_other_layouts_and_half_precision_is_right():
+def test_sum_of_other_layouts_and_half_precision_is_right():
     x, r = terms()
     others = (r.mT.contiguous().mT, r.contiguous(memory_format=torch.channels_last), r.bfloat16(), r[:, :, ::2, :])
     for other in others:
@@ -84,7 +84,7 @@ def test_a_sum_of_other_layouts_and_half_precision_is_right():
         assert torch.equal(found, of_x + round_to_grid(other, 14))
 
 
-def test_the_largest_value_of_a_sum_that_is_not_a_number_is_none():
+def test_largest_value_of_nan_is_none():
     x, r = terms()
     r.view(-1)[100] = torch.nan
     _, summary = sum_on_grid(x, r, 14)
@@ -92,7 +92,7 @@ def test_the_largest_value_of_a_sum_that_is_not_a_number_is_none():
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_the_digest_depends_on_every_bit_of_every_value(dtype):
+def test_digest_depends_on_every_bit_of_every_value(dtype):
     x = torch.randn(4, 6, dtype=dtype)
     integers = {torch.float32: torch.int32, torch.float64: torch.int64}[dtype]
     for bit in range(8 * x.element_size()):
@@ -101,7 +101,7 @@ def test_the_digest_depends_on_every_bit_of_every_value(dtype):
         assert not torch.equal(digest(changed), digest(x))
 
 
-def test_the_digest_notices_errors_of_opposite_sign_and_does_not_depend_on_the_layout():
+def test_digest_does_not_cancel_or_depend_on_layout():
     x = torch.randn(2, 6, 4, 4)
     wrong = x.clone()
     wrong.view(torch.int32)[0, 0, 0, 0] += 1
@@ -143,7 +143,7 @@ def images(scale=1.0):
     return (scale * torch.randn(2, 4, 3, 3)).requires_grad_()
 
 
-def test_a_value_beyond_the_range_is_named_with_the_bits_that_have_the_range():
+def test_value_out_of_range_names_sufficient_bits():
     chain = chain_of(Scaled(), Scaled(1500.0), Scaled(0.001))
     with pytest.raises(VerificationError) as caught:
         chain(images()).sum().backward()
@@ -163,7 +163,7 @@ def test_invalid_grid_ranges_and_non_finite_values_are_named():
             chain_of(Scaled(scale))(images()).sum().backward()
 
 
-def test_a_branch_that_is_not_deterministic_is_named_with_the_block():
+def test_nondeterministic_branch_is_named_with_block():
     chain = chain_of(Scaled(), Nondeterministic(), Scaled())
     message = r"block 1 of the blocks 0 to 2.*change no parameters.*torch\.use_deterministic_algorithms\(True\)"
     with pytest.raises(VerificationError, match=message):
@@ -172,15 +172,15 @@ def test_a_branch_that_is_not_deterministic_is_named_with_the_block():
     chain(images()).sum().backward()
 
 
-def test_a_parameter_that_changed_before_backward_is_named_with_the_block():
+def test_changed_parameter_is_named_with_block():
     chain = chain_of(Scaled(), Scaled(), Scaled())
     y = chain(images())
     chain[2].f.scale.data.mul_(1.01)
-    with pytest.raises(VerificationError, match=r"block 2 of the blocks 0 to 2.*change no parameters and buffers"):
+    with pytest.raises(VerificationError, match=r"block 2 of the blocks 0 to 2.*change no parameters or buffers"):
         y.sum().backward()
 
 
-def test_a_changed_branch_is_named_in_the_link_that_is_a_node_of_its_own():
+def test_changed_branch_is_named_in_single_link():
     chain = chain_of(Scaled(), Scaled())
     y1, y2 = run_chain(list(chain), *images().chunk(2, 1), grid_bits=chain.grid_bits)
     chain[1].g.scale.data.mul_(1.5)
@@ -188,7 +188,7 @@ def test_a_changed_branch_is_named_in_the_link_that_is_a_node_of_its_own():
         (y1 + y2).sum().backward()
 
 
-def test_a_single_wrong_value_is_enough():
+def test_single_wrong_value_is_enough():
     chain, hit = chain_of(Scaled(), Scaled(), Scaled()), []
 
     def disturb(module, args, output):
@@ -208,12 +208,12 @@ def test_negative_zeros_are_reconstructed_too():
     assert x.grad is not None
 
 
-def test_without_a_grid_nothing_is_compared():
+def test_without_grid_nothing_is_compared():
     chain = chain_of(Scaled(), Nondeterministic(), Scaled(1500.0), grid_bits=None)
     chain(images()).sum().backward()
 
 
-def test_layers_that_leave_the_grid_and_half_precision_without_autocast_are_refused():
+def test_layers_off_the_grid_raise():
     with pytest.raises(ConfigError, match=r"grid_bits is 14 for a chain, but None for its block 0 \(InvertibleLeaky"):
         run_chain([InvertibleLeakyReLU(0.5)], images(), grid_bits=14)
     block = ReversibleBlock(Scaled(), Scaled(), grid_bits=12)

@@ -9,20 +9,20 @@ import torch
 
 from tests.ops.grid_cases import CASES
 from tests.ops.triton_stub import Compiler, Device, interpret
-from zoo.ops.abn import triton
+from zoo.ops.backend import unavailable_reason
 
 pytestmark = [
     pytest.mark.slow,  # Triton's interpreter
-    pytest.mark.skipif(triton.unavailable_reason() is not None, reason=str(triton.unavailable_reason())),
+    pytest.mark.skipif(unavailable_reason("triton") is not None, reason=str(unavailable_reason("triton"))),
 ]
 
 
-def test_the_kernel_has_the_bits_of_the_separate_operations() -> None:
+def test_kernel_has_bits_of_separate_operations() -> None:
     assert interpret("tests.ops.grid_cases") == dict.fromkeys(CASES, True)
 
 
 @pytest.mark.parametrize("capability", [80, 90, 100])
-def test_the_kernel_compiles_and_reads_128_bits_at_once(
+def test_kernel_compiles_and_reads_128_bits_at_once(
     capability: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Any
 ) -> None:
     from triton.runtime.driver import driver

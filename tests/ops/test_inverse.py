@@ -41,7 +41,7 @@ def test_pools_are_undone_in_place_bit_for_bit_and_for_any_layout(kind, shape):
         assert found.data_ptr() == address
 
 
-def test_channel_pool_puts_offsets_first_so_that_halves_are_even_and_odd_rows():
+def test_channel_pool_puts_offsets_first():
     x = torch.randn(2, 3, 8, 6)
     y = channel_pool(x)
     for dy in (0, 1):
@@ -52,7 +52,7 @@ def test_channel_pool_puts_offsets_first_so_that_halves_are_even_and_odd_rows():
     assert torch.equal(y, unshuffled.unflatten(1, (3, 4)).transpose(1, 2).flatten(1, 2))
 
 
-def test_batch_pool_keeps_the_parts_of_an_image_together():
+def test_batch_pool_keeps_parts_of_image_together():
     x = torch.randn(3, 2, 4, 6)
     y = batch_pool(batch_pool(x[..., :4]))
     for n in range(3):
@@ -61,7 +61,7 @@ def test_batch_pool_keeps_the_parts_of_an_image_together():
     assert torch.equal(batch_pool(x)[4 * 1 + 2 * 1 + 0], x[1, :, 1::2, 0::2])
 
 
-def test_the_maximum_covers_all_images_of_a_group_and_ties_share_the_gradient():
+def test_ties_of_group_maximum_share_gradient():
     x = torch.randn(6, 3, 4, 5, dtype=torch.float64)
     x[0, 0] = x[1, 0] = 7.0
     x.requires_grad_()
@@ -105,7 +105,7 @@ LAYERS = {
 @pytest.mark.parametrize("may_overwrite", [True, False])
 @pytest.mark.parametrize("batch", [2, 20])
 @pytest.mark.parametrize("name", list(LAYERS))
-def test_inversion_gives_the_input_and_the_gradients_of_autograd(name, batch, may_overwrite):
+def test_inversion_gives_input_and_gradients_of_autograd(name, batch, may_overwrite):
     torch.manual_seed(0)
     layer = LAYERS[name]()
     x = torch.randn(batch, 3 if name == "stem" else 6, 4, 6, dtype=torch.float64, requires_grad=True)
@@ -128,7 +128,7 @@ def test_inversion_gives_the_input_and_the_gradients_of_autograd(name, batch, ma
         assert (dx.data_ptr() == grad.data_ptr()) == may_overwrite
 
 
-def test_the_norm_is_the_formula_with_the_least_gain_in_the_scale():
+def test_norm_is_formula_with_least_gain_in_scale():
     layer = norm_of(3, eps_i=0.25)
     x = 2 + 3 * torch.randn(8, 3, 5, 7, dtype=torch.float64)
     var, mean = torch.var_mean(x, (0, 2, 3), correction=0)
@@ -164,14 +164,14 @@ def law(ratio):
 
 
 @pytest.mark.parametrize("ratio", [1.0, 0.5, 0.2, 0.1, 0.05, 0.01, 10.0])
-def test_a_norm_with_two_gains_and_a_leaky_relu_lose_precision_by_the_law(ratio):
+def test_norm_with_two_gains_and_leaky_relu_lose_precision_by_law(ratio):
     torch.manual_seed(0)
     x = torch.randn(16, 2, 128, 128, dtype=torch.float64)
     for layer in (gains([1.0, ratio]), InvertibleLeakyReLU(ratio)):
         assert alpha(layer, x, 1e-4 * min(1, ratio)) == law(ratio)
 
 
-def test_a_larger_least_gain_keeps_more_of_the_signal():
+def test_larger_least_gain_keeps_more_of_signal():
     torch.manual_seed(0)
     x = torch.randn(8, 2, 128, 128, dtype=torch.float64)
     found = [alpha(gains([1.0, 0.01], eps_i), x, 1e-6) for eps_i in (0, 1e-4, 1e-3, 1e-2, 0.1, 1)]

@@ -233,7 +233,9 @@ def test_training_equals_stored_activations_and_state_advances_once(layer, kind)
 
 
 @pytest.mark.parametrize("kind", ["reversible", "shifted", "checkpoint"])
-@pytest.mark.parametrize("layer", ["spectral norm", "spectral norm by hooks", "running scale", "warm-up", "ActNorm"])
+@pytest.mark.parametrize(
+    "layer", ["spectral norm", "spectral norm by hooks", "running scale", "warm-up", "ActNorm", "batch norm"]
+)
 def test_several_micro_batches_may_be_pending(layer, kind):
     assert_equal_training(NETWORKS[kind](STATEFUL[layer]), micro_batches=2)
 
@@ -242,7 +244,7 @@ def test_several_micro_batches_may_be_pending(layer, kind):
 @pytest.mark.parametrize(
     "layer", ["spectral norm", "running scale", "running scale, assigned", "warm-up", "batch norm"]
 )
-def test_a_second_backward_pass_repeats_the_same(layer, kind):
+def test_second_backward_pass_repeats_the_same(layer, kind):
     assert_equal_training(NETWORKS[kind](STATEFUL[layer]), retain=True)
 
 
@@ -260,7 +262,7 @@ def test_nested_checkpoints_are_right(layer):
     torch.testing.assert_close(*results, rtol=EXACT, atol=1e-13)
 
 
-def test_a_shared_buffer_stays_shared_in_the_recomputation():
+def test_shared_buffer_stays_shared_in_recomputation():
     class Reader(nn.Module):
         def __init__(self, scale):
             super().__init__()
@@ -322,7 +324,7 @@ class FrozenCodes(nn.Module):
 @pytest.mark.parametrize(
     ("layer", "name"), [(InPlaceAttribute, "attribute 'usage'"), (FrozenCodes, "frozen parameter")]
 )
-def test_state_that_cannot_be_restored_is_an_error_with_the_name_of_its_module(layer, name, kind):
+def test_unrestorable_state_raises_with_module_name(layer, name, kind):
     with pytest.raises(RuntimeError, match=rf"{layer.__name__} has overwritten .*{name}.*register_buffer"):
         NETWORKS[kind](layer)(torch.randn(2, 8, 5, 5))
 
@@ -340,7 +342,7 @@ class Tempered(nn.Module):
 
 @pytest.mark.parametrize("kind", ["reversible", "shifted", "checkpoint"])
 @pytest.mark.parametrize("assign", [False, True])
-def test_buffers_that_are_modified_between_forward_and_backward_are_refused(kind, assign):
+def test_buffers_modified_before_backward_raise(kind, assign):
     network = NETWORKS[kind](Tempered)
     loss = network(torch.randn(2, 8, 5, 5)).square().mean()
     for module in network.modules():
@@ -362,7 +364,7 @@ def _overwrite(parameter):
 
 @pytest.mark.parametrize("kind", ["reversible", "shifted", "checkpoint"])
 @pytest.mark.parametrize(("change", "frozen"), list(itertools.product([_replace, _overwrite], [False, True])))
-def test_parameters_that_are_modified_between_forward_and_backward_are_refused(kind, change, frozen):
+def test_parameters_modified_before_backward_raise(kind, change, frozen):
     network = NETWORKS[kind](nn.Identity)
     convs = [module for module in network.modules() if isinstance(module, nn.Conv2d)]
     convs[-1].requires_grad_(not frozen)
@@ -372,7 +374,7 @@ def test_parameters_that_are_modified_between_forward_and_backward_are_refused(k
         loss.backward()
 
 
-def test_backward_restores_the_module_state_after_forward():
+def test_backward_restores_module_state_after_forward():
     layer = RunningScale("assign")
     warm_up = WarmUp()
     module = nn.Sequential(layer, warm_up)

@@ -1,4 +1,4 @@
-"""The pooling that keeps bytes: torch's outputs and gradients bit for bit, and what it keeps."""
+"""The pooling that saves indices as bytes: torch's outputs and gradients bit for bit, and held bytes."""
 
 from __future__ import annotations
 
@@ -9,9 +9,8 @@ import torch.utils.checkpoint
 from torch import nn
 
 from zoo.layers.conv import MaxPool2d
-from zoo.ops import pooling
-from zoo.ops.abn import native
-from zoo.ops.abn.backend import forced
+from zoo.ops import native, pooling
+from zoo.ops.backend import forced
 from zoo.ops.pooling import max_pool2d
 from zoo.remat.memory_use import measure_memory
 
@@ -80,7 +79,7 @@ def test_ties_nan_and_infinities_choose_the_same_element(layout):
     assert torch.equal(dx, their_dx)
 
 
-def test_maps_narrower_than_the_window_and_maps_without_a_batch():
+def test_maps_narrower_than_window_and_maps_without_batch():
     x = torch.tensor([[[[3.0], [1.0], [5.0]]]])
     args = (16, 1, 8)
     assert torch.equal(gradients(max_pool2d, x, *args)[1], gradients(F.max_pool2d, x, *args)[1])
@@ -95,7 +94,7 @@ def test_without_compiled_kernels_pooling_is_torchs(monkeypatch):
         assert all_equal(gradients(max_pool2d, x, 3, 2, 1), gradients(F.max_pool2d, x, 3, 2, 1))
 
 
-def test_windows_too_large_for_a_byte_take_torchs_pooling():
+def test_windows_too_large_for_byte_take_torchs_pooling():
     x = torch.randn(1, 2, 40, 40)
     assert torch.equal(gradients(max_pool2d, x, 17, 3)[1], gradients(F.max_pool2d, x, 17, 3)[1])
 
@@ -110,7 +109,7 @@ def test_inputs_with_gaps_have_torchs_gradient(cut):
 
 
 @needs_kernels
-def test_one_byte_per_output_is_kept_and_no_step_makes_more_than_torchs_indices():
+def test_one_byte_per_output_is_saved():
     x = torch.randn(8, 16, 64, 64, requires_grad=True)
     outputs = x.numel() // 4
     memory = measure_memory(lambda: max_pool2d(x, 3, 2, 1).sum(), [x])
@@ -121,7 +120,7 @@ def test_one_byte_per_output_is_kept_and_no_step_makes_more_than_torchs_indices(
 
 
 @needs_kernels
-def test_taking_gradients_twice_is_refused():
+def test_taking_gradients_twice_raises():
     x = torch.randn(1, 1, 4, 4, requires_grad=True)
     (dx,) = torch.autograd.grad(max_pool2d(x, 3, 2, 1).square().sum(), x, create_graph=True)
     with pytest.raises(RuntimeError, match="has no second derivatives"):
@@ -141,7 +140,7 @@ def test_compiled_exported_or_transformed_pooling_is_torchs():
     assert torch.equal(per_sample, whole)
 
 
-def test_the_module_is_a_drop_in_for_torchs_and_gives_indices_where_asked_to():
+def test_module_replaces_torchs():
     module, theirs = MaxPool2d(3, 2, 1, dilation=2, ceil_mode=True), nn.MaxPool2d(3, 2, 1, dilation=2, ceil_mode=True)
     x = torch.randn(2, 3, 11, 11)
     assert all_equal(gradients(module, x), gradients(theirs, x))
@@ -153,7 +152,7 @@ def test_the_module_is_a_drop_in_for_torchs_and_gives_indices_where_asked_to():
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
 @pytest.mark.parametrize("window", [(3, 2, 1), (2, 2), (3, 1, 1), (5, 1, 2), (3, 3, 0, 2)])
-def test_maps_of_many_vectors_have_torchs_bits_with_any_number_of_threads(window, layout, dtype):
+def test_maps_of_many_vectors_have_torchs_bits(window, layout, dtype):
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(2, 150, 37, 41, generator=generator).to(dtype).contiguous(memory_format=layout)
     x[0, 3, 5:9, 7] = torch.nan
@@ -183,7 +182,7 @@ def test_planes_of_many_bands_have_torchs_bits(window, dtype):
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
 @pytest.mark.parametrize("channels", [1, 3, 40])
-def test_zeros_have_the_sign_that_torchs_have(channels, layout, dtype):
+def test_zeros_have_torchs_sign(channels, layout, dtype):
     torch.manual_seed(0)
     x = (torch.rand(2, channels, 20, 20) - 0.5).sign().mul(0).to(dtype).contiguous(memory_format=layout)
     x.requires_grad_()
@@ -197,7 +196,7 @@ def test_zeros_have_the_sign_that_torchs_have(channels, layout, dtype):
 
 
 @needs_kernels
-def test_a_window_without_any_element_gives_minus_infinity_and_takes_no_gradient():
+def test_empty_window_gives_minus_infinity():
     """Torch itself returns an index outside of the map there."""
     for layout in (torch.contiguous_format, torch.channels_last):
         x = torch.ones(1, 2, 2, 2).contiguous(memory_format=layout)
@@ -207,7 +206,7 @@ def test_a_window_without_any_element_gives_minus_infinity_and_takes_no_gradient
         assert not dx.any()
 
 
-def test_every_number_of_16_bits_is_compared_as_torch_compares_it():
+def test_all_16_bit_values_compare_like_torch():
     every = torch.arange(-(2**15), 2**15, dtype=torch.int16)[torch.randperm(2**16)]
     for dtype in (torch.bfloat16, torch.float16):
         x = every.view(dtype).view(1, 4, 128, 128)
@@ -222,7 +221,7 @@ def test_every_number_of_16_bits_is_compared_as_torch_compares_it():
 def test_opcheck_accepts_both_operators(layout):
     x = torch.randn(2, 3, 9, 8).contiguous(memory_format=layout)
     window = [3, 3], [2, 2], [1, 1], [1, 1], False
-    tests = ("test_schema", "test_faketensor")  # the gradient is that of the autograd Function above the operators
+    tests = ("test_schema", "test_faketensor")  # the autograd Function above has the gradient
     torch.library.opcheck(torch.ops.zoo.max_pool2d.default, (x, *window), test_utils=tests)
     z, place = torch.ops.zoo.max_pool2d(x, *window)
     channels_last = layout == torch.channels_last

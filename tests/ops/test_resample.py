@@ -10,7 +10,7 @@ from torch import Tensor
 
 from zoo.config.limits import MAX_PIXELS
 from zoo.errors import DataError
-from zoo.ops.abn import native
+from zoo.ops import native
 from zoo.ops.resample import resize_image
 
 compiled = pytest.mark.skipif(
@@ -72,7 +72,7 @@ LAYOUTS = {
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("source", [(45, 61), (1, 61), (45, 1)])
-def test_the_layout_of_the_image_does_not_matter(layout, source):
+def test_layout_of_image_does_not_matter(layout, source):
     image = LAYOUTS[layout](make_image(*source))
     assert image.shape == (3, *source)
     assert torch.equal(resize_image(image, (32, 40)), resized_by_pil(image, (32, 40)))
@@ -80,7 +80,7 @@ def test_the_layout_of_the_image_does_not_matter(layout, source):
 
 @compiled
 @pytest.mark.parametrize("source", [(40, 50), (300, 40), (9, 2)])
-def test_without_the_kernels_the_result_is_the_same(source, monkeypatch):
+def test_without_kernels_result_is_the_same(source, monkeypatch):
     image, arguments = make_image(*source), ((31, 20), (4, 5, 20, 13))
     native_result = resize_image(image, *arguments)
     monkeypatch.setattr(native, "unavailable_reason", lambda: "not built")
@@ -88,7 +88,7 @@ def test_without_the_kernels_the_result_is_the_same(source, monkeypatch):
 
 
 @compiled
-def test_opcheck_accepts_the_operator():
+def test_opcheck_accepts_operator():
     out = torch.empty(3, 8, 9, dtype=torch.uint8)
     arguments = (out, make_image(20, 30), 10, 12, 0.0, 0.5, 29.5, 20.0, 1, 2, False)
     torch.library.opcheck(torch.ops.zoo.resize_into.default, arguments, test_utils=("test_schema", "test_faketensor"))
@@ -107,7 +107,7 @@ def test_opcheck_accepts_the_operator():
         ("outside of the image", {5: float("nan")}),
     ],
 )
-def test_the_operator_refuses_out_of_bounds_memory(message, changed):
+def test_out_of_bounds_memory_raises(message, changed):
     arguments = [torch.empty(3, 8, 9, dtype=torch.uint8), make_image(20, 30), 10, 12, 0.0, 0.5, 29.5, 20.0, 1, 2, False]
     for place, value in changed.items():
         arguments[place] = value
@@ -123,6 +123,6 @@ def test_the_operator_refuses_out_of_bounds_memory(message, changed):
         (torch.zeros(3, 1, 1, dtype=torch.uint8).expand(3, 1, MAX_PIXELS + 1), (8, 8), "remove the image"),
     ],
 )
-def test_empty_and_huge_images_are_refused(image, size, message):
+def test_empty_and_huge_images_raise(image, size, message):
     with pytest.raises(DataError, match=message):
         resize_image(image, size)

@@ -70,27 +70,29 @@ def ada_hessian(model: nn.Module) -> None:
 @pytest.mark.parametrize("use", [of_parameters, penalty, ada_hessian])
 @pytest.mark.parametrize("head", HEADS)
 @pytest.mark.parametrize("layer", LAYERS)
-def test_second_derivatives_are_an_error_on_every_path(layer: str, head: str, use: Callable[[nn.Module], None]) -> None:
+def test_second_derivatives_raise_on_every_path(layer: str, head: str, use: Callable[[nn.Module], None]) -> None:
     with pytest.raises(RuntimeError, match=MESSAGE):
         use(network(layer, head))
 
 
 @pytest.mark.parametrize("use", [of_parameters, penalty])
 @pytest.mark.parametrize("name", ["densenet121", "resnet18", "revnet38_cifar", "revnext_flat"])
-def test_whole_networks_raise_the_error(name: str, use: Callable[[nn.Module], None], monkeypatch: Any) -> None:
+def test_second_derivatives_of_whole_networks_raise(
+    name: str, use: Callable[[nn.Module], None], monkeypatch: Any
+) -> None:
     monkeypatch.setitem(globals(), "images", lambda: torch.randn(2, 3, 32, 32).requires_grad_())
     with pytest.raises(RuntimeError, match=MESSAGE):
         use(zoo.get(name, norm="inplace", num_classes=4))
 
 
-def test_lean_networks_raise_the_error_too() -> None:
+def test_second_derivatives_of_lean_networks_raise() -> None:
     with pytest.raises(RuntimeError, match=MESSAGE):
         of_parameters(zoo.lean(network("in-place norm", "pool")))
 
 
 @pytest.mark.parametrize("head", HEADS)
 @pytest.mark.parametrize("layer", LAYERS)
-def test_gradients_with_a_graph_have_the_bits_of_gradients_without_one(layer: str, head: str) -> None:
+def test_gradients_with_graph_have_bits_of_gradients_without_one(layer: str, head: str) -> None:
     model = network(layer, head)
     results = []
     for create_graph in (False, True):

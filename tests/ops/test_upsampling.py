@@ -32,7 +32,7 @@ def test_logits_equal_torchs_bilinear_interpolation_at_any_size(low, high) -> No
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(("low", "high"), SIZES)
-def test_strips_of_any_height_are_the_rows_of_the_whole_bit_for_bit(low, high, dtype) -> None:
+def test_strips_of_any_height_are_rows_of_the_whole_bit_for_bit(low, high, dtype) -> None:
     x = torch.randn(2, 3, *low).to(dtype)
     whole = upsample(x, high)
     for num_rows in (1, 3, high[0], high[0] + 5):

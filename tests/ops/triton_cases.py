@@ -17,9 +17,11 @@ from torch import Tensor
 
 from tests.formula import activated_batch_norm, relative_error
 from tests.ops import small_scales
-from zoo.ops.abn import reference, triton
-from zoo.ops.abn.kernels import NormSettings
+from zoo.ops.abn import triton
+from zoo.ops.abn.kernels import KERNELS
+from zoo.ops.abn.reference import NormSettings
 
+REFERENCE, TRITON = KERNELS["reference"], KERNELS["triton"]
 ACTIVATIONS = {"leaky_relu": 0.01, "elu": 0.7, "identity": 0.01}
 LAYOUTS = ["contiguous", "channels_last"]
 FLOATS = ["float32", "bfloat16", "float16"]
@@ -29,7 +31,7 @@ SMALL_SCALES = [("float32", "channels_last"), ("bfloat16", "contiguous")]
 
 
 class Case(NamedTuple):
-    """Arguments of the kernels; ``layout`` is that of x, ``gradient`` that of dz, ``programs`` how many run at once."""
+    """Arguments of the kernels: the ``layout`` of x, the ``gradient`` dz, and how many ``programs`` run at once."""
 
     dtype: str = "float32"
     layout: str = "contiguous"
@@ -131,7 +133,7 @@ def make(case: Case, device: str, exact: bool = False) -> tuple[Tensor, Tensor, 
 
 
 def running_statistics(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Return a mean and a variance that are not those of x."""
+    """Return a mean and a variance other than the statistics of x."""
     vector = torch.ones(x.shape[1], dtype=torch.float64, device=x.device)
     return 0.3 * vector, 1.7 * vector
 
@@ -176,12 +178,12 @@ def run_formula(case: Case, device: str = "cpu") -> dict[str, Tensor]:
 
 def measure(case: Case, device: str = "cpu") -> dict[str, dict[str, float]]:
     """Return the errors of every result against the formula and, from the same output, against the reference."""
-    truth, plain = run_formula(case, device), run(reference, case, device)
+    truth, plain = run_formula(case, device), run(REFERENCE, case, device)
     few = {"_resident_programs": lambda *_: case.programs, "_compiled": {}, "COMBINED_SPLITS": 2}
     with patch.multiple(triton, **few) if case.programs else nullcontext():
-        ours = run(triton, case, device)
+        ours = run(TRITON, case, device)
     half = case.dtype in ("bfloat16", "float16")
-    same_output = run(triton, case, device, plain["z"]) if half else ours
+    same_output = run(TRITON, case, device, plain["z"]) if half else ours
     return {
         "formula": {name: relative_error(ours[name], truth[name]) for name in ours if name in truth},
         "reference": {name: relative_error(same_output[name], plain[name]) for name in ours},
@@ -208,7 +210,7 @@ def measure_large_mean(layout: str, device: str = "cpu") -> float:
     """Return the relative error of the variance of float32 values with mean 1000 and deviation 1."""
     x = 1000 + torch.randn(4, 3, 30, 40, generator=torch.Generator().manual_seed(0))
     x = lay_out(x.to(device), layout)
-    return relative_error(triton.statistics(x)[1], x.double().var((0, 2, 3), correction=0))
+    return relative_error(TRITON.statistics(x)[1], x.double().var((0, 2, 3), correction=0))
 
 
 def measure_saturated(dtype: str, layout: str, device: str = "cpu") -> dict[str, Any]:
@@ -216,10 +218,10 @@ def measure_saturated(dtype: str, layout: str, device: str = "cpu") -> dict[str,
     x = torch.cat([torch.full((1, 2, 4, 4), -60.0), torch.randn(3, 2, 4, 4)]).to(device, getattr(torch, dtype))
     ones = torch.ones(2, device=device)
     x, settings = lay_out(x, layout), NormSettings(30 * ones, -25 * ones, 1e-5, "elu", 1.0)
-    z, dz = reference.apply(x, *reference.statistics(x), settings), torch.randn_like(x)
-    var = reference.statistics(x)[1]
+    z, dz = REFERENCE.apply(x, *REFERENCE.statistics(x), settings), torch.randn_like(x)
+    var = REFERENCE.statistics(x)[1]
     results = []
-    for kernels in (triton, reference):
+    for kernels in (TRITON, REFERENCE):
         sums = kernels.backward_reduce(z, dz, settings)
         results.append([*sums, kernels.backward_apply(z, dz, var, tuple(s / 64 for s in sums), settings)[0]])
     return {
@@ -241,9 +243,9 @@ def measure_small_elu(dtype: str, device: str = "cpu") -> dict[str, float]:
     vector = torch.float64 if dtype == "float64" else torch.float32
     zero, one = torch.zeros(1, device=device, dtype=vector), torch.ones(1, device=device, dtype=vector)
     settings = NormSettings(None, None, 0.0, "elu", 1.0)
-    z = triton.apply(y, zero, one, settings)
+    z = TRITON.apply(y, zero, one, settings)
     # With dz = 0, mean(dy) = 0 and mean(dy x_hat) = -1, dx is x_hat = f^-1(z).
-    inverse = triton.backward_apply(z, torch.zeros_like(z), one, (zero, -one), settings)[0]
+    inverse = TRITON.backward_apply(z, torch.zeros_like(z), one, (zero, -one), settings)[0]
     truths = F.elu(y.double()), torch.log1p(z.double())
     errors = [((ours - truth) / truth).abs() for ours, truth in zip((z, inverse), truths, strict=True)]
     return {"value": errors[0].max().item(), "inverse": errors[1][y > -4].max().item()}
@@ -254,18 +256,18 @@ def measure_small_scales(dtype: str, layout: str, activation: str, device: str =
     x, dz, settings = small_scales.make(dtype, activation)
     vectors = (v.to(device) for v in settings[:2] if v is not None)
     x, dz = (lay_out(v.to(device), layout) for v in (x, dz))
-    return small_scales.measure_kernels(triton, x, dz, NormSettings(*vectors, *settings[2:]))
+    return small_scales.measure_kernels(TRITON, x, dz, NormSettings(*vectors, *settings[2:]))
 
 
 def measure_empty(shape: tuple[int, ...], device: str = "cpu") -> bool:
     """Return whether every function takes a tensor without elements: sums are zeros, the rest is empty."""
     x, vector = torch.zeros(shape, device=device), torch.ones(shape[1], device=device)
     settings = NormSettings(vector, vector, 1e-5, "leaky_relu", 0.01)
-    triton.apply_(x, vector, vector, settings, x)
-    sums = [*triton.statistics(x), *triton.backward_reduce(x, x, settings)]
+    TRITON.apply_(x, vector, vector, settings, x)
+    sums = [*TRITON.statistics(x), *TRITON.backward_reduce(x, x, settings)]
     full = [
-        triton.apply(x, vector, vector, settings),
-        *triton.backward_apply(x, x, vector, (vector, vector), settings, x),
+        TRITON.apply(x, vector, vector, settings),
+        *TRITON.backward_apply(x, x, vector, (vector, vector), settings, x),
     ]
     return all(torch.equal(s, torch.zeros_like(vector)) for s in sums) and all(f.shape == shape for f in full)
 
@@ -274,7 +276,7 @@ def check_operators() -> list[str]:
     """Run torch's own checks of the operators; return the names of those that pass."""
     x, dz, shortcut, settings = make(Case(layout="channels_last", shortcut=True), "cpu")
     vector = torch.ones(3)
-    row = triton.local_statistics(x)
+    row = TRITON.local_statistics(x)
     arguments = {
         "statistics": (x,),
         "track_statistics": (x, vector.clone(), vector.clone(), 0.1),
@@ -292,7 +294,8 @@ def check_operators() -> list[str]:
 
 def measure_compiled() -> list[float]:
     """Return the deviations of output and gradients of two norms, compiled in one graph, from eager ones."""
-    from zoo.ops.abn import backend, inplace_abn
+    from zoo.ops import backend
+    from zoo.ops.abn.functional import inplace_abn
 
     def network(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
         for _ in range(2):
@@ -300,7 +303,7 @@ def measure_compiled() -> list[float]:
         return x.square().sum()
 
     x, _, _, settings = make(Case(dtype="float64"), "cpu")
-    backend._chosen["cpu"] = triton  # the interpreter's tensors are on the CPU
+    backend._chosen["cpu"] = "triton"  # the interpreter's tensors are on the CPU
     results = []
     for function in (network, torch.compile(network, fullgraph=True, backend="aot_eager")):
         leaves = [v.clone().requires_grad_() for v in (x, *settings[:2])]
@@ -311,19 +314,19 @@ def measure_compiled() -> list[float]:
 
 
 def measure_running(dtype: str, layout: str, device: str = "cpu") -> dict[str, float]:
-    """Return the errors of running statistics after a batch, against torch's own, and of those of a group of three."""
+    """Return the errors of running statistics after a batch, alone and in a group of three, relative to torch's."""
     momentum, x = 0.3, make(Case(dtype, layout, shape=(6, 5, 7, 5)), device)[0]
     expected = [v.double().to(device) for v in (torch.linspace(-1, 1, 5), torch.linspace(0.5, 2, 5))]
     start = [v.to(torch.float64 if dtype == "float64" else torch.float32, copy=True) for v in expected]
     F.batch_norm(x.double(), *expected, None, None, True, momentum)
-    truth = reference.statistics(x.double())
+    truth = REFERENCE.statistics(x.double())
     alone = [v.clone() for v in start]
-    statistics = triton.track_statistics(x, *alone, momentum)
+    statistics = TRITON.track_statistics(x, *alone, momentum)
     assert [v._version for v in alone] == [1, 1]
     together = [v.clone() for v in start]
     parts = [lay_out(part, layout) for part in (x[:1], x[1:1], x[1:])]  # one of them has no elements
-    gathered = torch.stack([triton.local_statistics(part) for part in parts])
-    *of_group, count = triton.group_statistics(gathered, start[0].dtype, *together, momentum)
+    gathered = torch.stack([TRITON.local_statistics(part) for part in parts])
+    *of_group, count = TRITON.group_statistics(gathered, start[0].dtype, *together, momentum)
     assert [v._version for v in together] == [1, 1]
     assert (count.item(), count.shape, count.dtype) == (x.numel() // 5, (), start[0].dtype)
     results = {"running": alone, "running of a group": together}, {"statistics": statistics, "of a group": of_group}
@@ -334,7 +337,7 @@ def measure_running(dtype: str, layout: str, device: str = "cpu") -> dict[str, f
         for n, (value, exact) in enumerate(zip(values, truths, strict=True))
     }
     column = torch.stack([start[0], start[0]], 1)[:, 0]  # running statistics need not be contiguous
-    triton.track_statistics(x, column, start[1].clone(), momentum)
+    TRITON.track_statistics(x, column, start[1].clone(), momentum)
     return errors | {"strided": relative_error(column, expected[0])}
 
 
@@ -344,12 +347,12 @@ def measure_gradients(dtype: str, parameters: str, device: str = "cpu") -> dict[
     weight, bias = (None if v is None else v.to(getattr(torch, parameters)) for v in settings[:2])
     assert weight is not None
     weight[1] = 0
-    sums = reference.backward_reduce(z, dz, NormSettings(weight, bias, *settings[2:]), shortcut)
+    sums = REFERENCE.backward_reduce(z, dz, NormSettings(weight, bias, *settings[2:]), shortcut)
     errors = {}
     for given in ((weight, bias), (weight, None), (None, bias), (None, None)):
         own = NormSettings(*given, *settings[2:])
-        sums = reference.backward_reduce(z, dz, own, shortcut)
-        means, dweight, dbias = triton.reduce_gradients(z, dz, 7, own, shortcut)
+        sums = REFERENCE.backward_reduce(z, dz, own, shortcut)
+        means, dweight, dbias = TRITON.reduce_gradients(z, dz, 7, own, shortcut)
         sign = 1 if given[0] is None else torch.where(given[0] < 0, -1, 1)
         for name, ours, truth, like in (
             ("dy", means[0], sums[0] / 7, sums[0]),

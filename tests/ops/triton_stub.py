@@ -16,7 +16,8 @@ from unittest.mock import patch
 
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from zoo.ops.abn import backend, triton
+from zoo.ops import backend
+from zoo.ops.abn import triton
 
 # Operations of torch that only allocate memory, or look at it in another way, and so launch nothing.
 FREE = {"empty", "empty_like", "empty_strided", "new_empty", "detach", "alias", "view", "_unsafe_view", "select"}
@@ -92,9 +93,9 @@ def stubbed(capability: int = 90) -> Iterator[Device]:
     with (
         patch.object(driver, "_active", device),
         patch.object(triton, "_compiled", {}),
-        patch.dict(backend._chosen, {"cpu": triton}),
+        patch.dict(backend._chosen, {"cpu": "triton"}),
     ):
-        for kernel in jitted:  # what is compiled for another device stays out
+        for kernel in jitted:  # kernels for another device stay out
             kernel.device_caches.clear()
         yield device
         for kernel in jitted:

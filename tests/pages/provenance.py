@@ -1,4 +1,4 @@
-"""Checks that result files state their provenance and that what is generated from them is up to date."""
+"""Checks that result files state their provenance and that generated texts are up to date."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from zoo.run.environment import git
 
 COMMIT = re.compile(r"[0-9a-f]{40}")
 # Results that were measured before dates were recorded.
-WITHOUT_DATE = ("pareto_resnet50", "pareto_resnext101", "quickstart")
+WITHOUT_DATE = ("pareto_resnet50", "pareto_resnext101")
 
 
 def find_faults(folder: Path) -> list[str]:

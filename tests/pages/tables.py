@@ -602,7 +602,7 @@ def training_recipes() -> str:
         expected, optimizer = experiment.expected, experiment.optimizer
         assert expected is not None
         score = expected.scores["center224"]
-        size, link = f"{optimizer.batch_size:,}", f"[`{name}`](../experiments/{name}.json)"
+        size, link = f"{optimizer.batch_size:,}", f"[`{name}`]({name}.json)"
         scores = [f"{score.top1}", f"{score.top5}"]
         rows.append([link, expected.source, str(optimizer.schedule.epochs), size, *scores])
     headers = ["experiment", "source of the scores", "epochs", "batch size", "top-1, %", "top-5, %"]

@@ -27,15 +27,15 @@ from tests.pages.tables import ROOT
         ("<!-- held -->\n0.53\n<!-- /held -->\nand 0.54 by hand", ["0.54"]),
     ],
 )
-def test_figures_are_numbers_with_decimals_or_units_outside_markers_and_code(text: str, figures: list[str]) -> None:
+def test_figures_are_numbers_with_decimals_or_units(text: str, figures: list[str]) -> None:
     assert [figure for _, figure in figures_in(text)] == figures
 
 
-def test_the_numbers_of_the_pages_have_a_source() -> None:
+def test_numbers_of_pages_have_source() -> None:
     assert unbacked_figures(ROOT) == []
 
 
-def test_a_phrase_with_a_source_may_stand_where_it_is_listed_and_must(tmp_path: Path) -> None:
+def test_phrases_with_source_are_on_their_pages(tmp_path: Path) -> None:
     (tmp_path / "docs").mkdir()
     (tmp_path / "README.md").write_text("Needs about\n6 GB of disk.\n")
     (tmp_path / "docs" / "a.md").write_text("Twice in 0.5 s.\n")
@@ -51,7 +51,7 @@ def test_a_phrase_with_a_source_may_stand_where_it_is_listed_and_must(tmp_path: 
     ]
 
 
-def test_the_first_page_has_no_number_without_a_source_but_years() -> None:
+def test_first_page_has_only_sourced_numbers() -> None:
     text = "Both 160 and 50 of ResNet-50 (CVPR 2018), 3 x 3 and v1.2, a quarter of it, half the memory"
     assert [figure for _, figure in figures_in(text, (), FIGURE_OF_FIRST_PAGE)] == [
         "160", "50", "3", "3", "a quarter", "half the",

@@ -22,7 +22,7 @@ from zoo.cli import build_parser, main
 from zoo.config.describe import leaves
 from zoo.config.parse import experiments_dir, load_experiment, parse_experiment
 from zoo.config.published import published
-from zoo.ops.abn import native
+from zoo.ops import native
 
 ROOT = tables.ROOT
 TEXTS = {name: path.read_text() for name, path in tables.PAGES.items()}
@@ -39,7 +39,7 @@ def test_all_pages_are_known() -> None:
     assert {"README.md", "docs/architecture.md", "experiments/README.md", "tests/README.md"} <= TEXTS.keys()
 
 
-def test_the_front_page_and_the_manual_have_at_most_27_000_words() -> None:
+def test_front_page_and_manual_have_at_most_27_000_words() -> None:
     """As `wc -w` counts them. A new page takes the place of something that nobody would miss."""
     words = {
         page: len(text.split()) for page, text in TEXTS.items() if re.fullmatch(r"README\.md|docs/[^/]+\.md", page)
@@ -54,7 +54,7 @@ def test_generated_tables_are_up_to_date(page: str) -> None:
     assert tables.rewrite(TEXTS[page]) == TEXTS[page]
 
 
-def test_no_table_depends_on_the_history_of_the_checkout(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_table_depends_on_history_of_checkout(monkeypatch: pytest.MonkeyPatch) -> None:
     """Editing or committing code changes no page."""
     monkeypatch.setattr("subprocess.run", lambda *_, **__: pytest.fail("a table asks git"))
     for text in TEXTS.values():
@@ -68,7 +68,7 @@ def test_every_generated_table_is_on_one_page() -> None:
     assert len(markers) == 2 * len(found)
 
 
-def test_the_quickstart_of_segmentation_expects_the_mean_of_its_seeds() -> None:
+def test_quickstart_of_segmentation_expects_mean_of_its_seeds() -> None:
     expected = load_experiment(experiments_dir() / "quickstart_scenes.json").expected
     runs = tables.result("quickstart_segmentation")["runs"]
     assert expected is not None
@@ -76,7 +76,7 @@ def test_the_quickstart_of_segmentation_expects_the_mean_of_its_seeds() -> None:
     assert [run["seed"] for run in runs] == [1, 2, 3]
 
 
-def test_the_quickstart_expects_the_mean_of_its_seeds() -> None:
+def test_quickstart_expects_mean_of_its_seeds() -> None:
     expected = load_experiment(experiments_dir() / "quickstart_fashion_mnist.json").expected
     assert expected is not None
     scores = {crop: score.model_dump(exclude_none=True) for crop, score in expected.scores.items()}
@@ -117,7 +117,7 @@ def test_tutorials_run_from_top_to_bottom(page: str, capsys: pytest.CaptureFixtu
         run_example(page, example, namespace, capsys)
 
 
-def test_commands_of_the_tutorial_on_in_place_norms_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_commands_of_tutorial_on_in_place_norms_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With the weights of a ResNet for two classes in place of the reader's, and two small folders of images."""
     monkeypatch.chdir(tmp_path)
     torch.save(torchvision.models.resnet18(num_classes=2).state_dict(), "resnet18.pth")
@@ -139,9 +139,9 @@ def test_json_examples_are_experiments(page: str, example: str) -> None:
     parse_experiment(json.loads(example), page)
 
 
-def test_the_settings_beside_timms_flags_match_the_experiment() -> None:
+def test_settings_beside_timms_flags_match_experiment() -> None:
     settings = dict(leaves(load_experiment("imagenet_convnext_tiny").model_dump(mode="json")))
-    text = TEXTS["docs/training.md"].partition("## From a command of timm")[2].partition("\n## ")[0]
+    text = TEXTS["docs/integrations.md"].partition("## From a command of timm")[2].partition("\n##")[0]
     shown = re.findall(r"\| `([a-z_.]+) = ([^`]*)` \|", text)
     assert len(shown) > 20
     assert {key: json.loads(value) for key, value in shown} == {key: settings[key] for key, _ in shown}
@@ -178,7 +178,7 @@ def test_make_targets_exist() -> None:
     assert [target for target in targets if f"\n{target}:" not in (ROOT / "Makefile").read_text()] == []
 
 
-def test_modules_that_are_run_exist() -> None:
+def test_modules_in_commands_exist() -> None:
     modules = [found for _, found in each(r"python -m ((?:tests|zoo)\.[\w.]+)")]
     assert len(modules) > 3
     assert [name for name in modules if find_spec(name) is None] == []
@@ -223,15 +223,15 @@ def test_walks_count_their_files() -> None:
         assert f"({len(files)} files)" in heading, sorted(files)
 
 
-def test_every_room_is_drawn_and_described_in_the_order_of_imports() -> None:
+def test_rooms_are_described_in_import_order() -> None:
     drawn = re.findall(r"<text[^>]*>(\w+)</text>", (ROOT / "docs" / "rooms.svg").read_text())
     assert [word for word in drawn if word in ROOMS] == ROOMS
     first_columns = re.findall(r"^\| `zoo/[^|]*", TEXTS["docs/architecture.md"], re.MULTILINE)
-    described = re.findall(r"`zoo/(?:registry/(?=names))?(\w+)[./]", "".join(first_columns))
+    described = re.findall(r"`zoo/(\w+)[./]", "".join(first_columns))
     assert described == ROOMS
 
 
-def test_checksums_name_the_published_files() -> None:
+def test_checksums_name_published_files() -> None:
     """In the form that md5sum reads, with two spaces between the columns."""
     lines = [line.split("  ") for line in (ROOT / "checksums.md5").read_text().splitlines()]
     assert lines == [[entry.md5, f"{entry.name}.pth.tar"] for entry in published().values()]

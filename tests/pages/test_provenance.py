@@ -1,4 +1,4 @@
-"""Result files state where they come from, and what is generated from them is up to date."""
+"""Result files state their origin, and texts generated from them are up to date."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_committed_results_have_no_fault() -> None:
     assert find_faults(RESULTS) == []
 
 
-def test_commands_that_verdicts_recommend_are_valid() -> None:
+def test_recommended_commands_are_valid() -> None:
     reasons = [row.worst.reason for row in read_rows(RESULTS)]
     commands = {command for reason in reasons for command in re.findall(r"`(zoo [^`]*)`", reason)}
     assert len(commands) > 10
@@ -50,7 +50,7 @@ def test_commands_that_verdicts_recommend_are_valid() -> None:
 
 
 @pytest.mark.usefixtures("one_commit")
-def test_a_file_that_names_its_origin_has_no_fault(tmp_path: Path) -> None:
+def test_file_with_origin_has_no_fault(tmp_path: Path) -> None:
     assert faults_of(tmp_path, CONTENT) == []
     of_machine = {"command": "zoo", "machine": {"cpu": "A 1"}, "versions": {"torch": "2.11"}, "cost": {"seconds": 1}}
     of_machine |= {"commit": COMMIT, "date": "2026-01-03T00:00:00+00:00"}
@@ -75,13 +75,13 @@ def test_a_file_that_names_its_origin_has_no_fault(tmp_path: Path) -> None:
     ],
 )
 @pytest.mark.usefixtures("one_commit")
-def test_a_file_without_its_origin_has_a_fault(tmp_path: Path, changes: dict[str, Any], fault: str) -> None:
+def test_file_without_origin_has_fault(tmp_path: Path, changes: dict[str, Any], fault: str) -> None:
     (found,) = faults_of(tmp_path, CONTENT | changes)
     assert found.startswith("a.json: ")
     assert fault in found
 
 
-def test_a_text_not_generated_from_its_numbers_is_a_fault(tmp_path: Path) -> None:
+def test_text_not_generated_from_its_numbers_is_fault(tmp_path: Path) -> None:
     results = Results("layer", "zoo benchmark layer", torch.device("cpu"), {})
     results.add(Case("norm", (2, 3), "float32", "contiguous"), "native", "time", "ms", [1.0, 2.0])
     text = results.write(tmp_path / "a")

@@ -39,7 +39,7 @@ def test_documented_names_exist_and_have_docstrings(name: str) -> None:
     assert inspect.getdoc(documented)
 
 
-def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
+def test_site_builds_without_warning(tmp_path: Path) -> None:
     """A broken link or a name that cannot be documented is an error."""
     pytest.importorskip("mkdocs")
     (arguments,) = re.findall(r"-m (mkdocs build.*)", (ROOT / "Makefile").read_text())

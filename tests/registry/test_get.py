@@ -7,6 +7,7 @@ import logging
 import pytest
 import torch
 from PIL import Image
+from torch import nn
 
 import zoo
 from zoo.config.architectures import ARCHITECTURES
@@ -27,7 +28,7 @@ def meta():
         yield
 
 
-def test_all_names_are_listed_in_a_natural_order_and_matched_by_wildcards():
+def test_names_are_listed_in_natural_order():
     names = zoo.list_models()
     assert set(names) == set(ARCHITECTURES) | set(published())
     resnets = zoo.list_models("resnet*")
@@ -37,7 +38,7 @@ def test_all_names_are_listed_in_a_natural_order_and_matched_by_wildcards():
 
 
 @pytest.mark.usefixtures("meta")
-def test_a_published_variant_fixes_norm_activation_and_stem_and_arguments_win():
+def test_arguments_override_published_variant():
     model = zoo.get("resnext101_ipabn_lr_512")
     assert norms_of(model) == {InPlaceABN}
     assert sum(p.numel() for p in model.parameters()) == 42_902_312  # the 3x3 stem
@@ -53,7 +54,6 @@ def test_a_published_variant_fixes_norm_activation_and_stem_and_arguments_win():
 @pytest.mark.parametrize(
     ("name", "arguments", "message"),
     [
-        ("resnext50", {"input_3x3": "no"}, 'options.input_3x3 = "no": should be a valid boolean'),
         ("resnet18", {"norm": ABN, "activation": "elu"}, "a norm function includes the activation"),
         ("resnet18", {"pretrained": True, "weights": "x.pth"}, "two sources of weights"),
         ("resnet18", {"features_only": True, "num_classes": 10}, "builds no classifier"),
@@ -62,13 +62,13 @@ def test_a_published_variant_fixes_norm_activation_and_stem_and_arguments_win():
         (".", {}, "this is a folder"),
     ],
 )
-def test_contradictory_arguments_are_refused_with_a_remedy(name, arguments, message):
+def test_contradictory_arguments_raise_with_remedy(name, arguments, message):
     with pytest.raises(zoo.ConfigError, match=message):
         zoo.get(name, **arguments)
 
 
 @pytest.mark.usefixtures("meta")
-def test_pretrained_finds_the_only_variant_and_says_where_several_or_none_are():
+def test_pretrained_finds_single_variant():
     with pytest.raises(zoo.WeightsError, match="has no published weights"):
         zoo.get("resnet18", pretrained=True)
     with pytest.raises(zoo.WeightsError, match="several published weights, name one of them: resnext101_stdbn_lr_256"):
@@ -80,13 +80,13 @@ def test_pretrained_finds_the_only_variant_and_says_where_several_or_none_are():
 @pytest.mark.parametrize(
     "arguments", [{"norm": "standard"}, {"activation": "elu"}, {"activation_param": 0.2}, {"input_3x3": False}]
 )
-def test_pretrained_refuses_arguments_that_contradict_the_weights(arguments):
+def test_arguments_contradicting_pretrained_weights_raise(arguments):
     (key,) = arguments
     with pytest.raises(zoo.WeightsError, match=f"densenet264_ipabn_lr_256: belongs to another network: {key}="):
         zoo.get("densenet264", pretrained=True, **arguments)
 
 
-def test_a_wrong_option_is_refused_before_weights_are_downloaded(monkeypatch):
+def test_wrong_option_raises_before_weights_are_downloaded(monkeypatch):
     monkeypatch.setattr("zoo.registry.get.read_weights", lambda name: pytest.fail("the weights were asked for"))
     with pytest.raises(zoo.ConfigError, match="memory"):
         zoo.get("resnext101_stdbn_lr_256", pretrained=True, memory="nonsense")
@@ -116,7 +116,7 @@ def test_standard_norms_read_negative_scales_with_their_sign(tmp_path):
         assert not torch.allclose(absolute(x.clone()), source(x), atol=1e-3)
 
 
-def test_a_classifier_without_bias_is_loaded_or_kept_like_others(tmp_path, caplog):
+def test_classifier_without_bias_is_loaded_or_kept_like_others(tmp_path, caplog):
     source = zoo.get("revnext_flat")
     torch.save(source.state_dict(), tmp_path / "weights.pth")
     same = zoo.get("revnext_flat", weights=tmp_path / "weights.pth")
@@ -127,7 +127,7 @@ def test_a_classifier_without_bias_is_loaded_or_kept_like_others(tmp_path, caplo
     assert torch.equal(other.level2[1].f.weight, source.level2[1].f.weight)
 
 
-def test_networks_for_cifar_have_its_classes_and_its_preprocessing():
+def test_cifar_networks_have_its_classes_and_preprocessing():
     model = zoo.get("resnet32_cifar")
     assert model.classifier.fc.out_features == 10
     assert zoo.get("revnet38_cifar", num_classes=100).classifier.fc.out_features == 100
@@ -135,7 +135,7 @@ def test_networks_for_cifar_have_its_classes_and_its_preprocessing():
     assert zoo.transforms("revnext")(Image.new("RGB", (32, 32))).shape == (3, 32, 32)
 
 
-def test_pretrained_cfg_holds_the_published_preprocessing():
+def test_pretrained_cfg_holds_published_preprocessing():
     cfg = zoo.get("resnet18", num_classes=2).pretrained_cfg
     assert cfg == {
         "mean": (0.485, 0.456, 0.406),
@@ -152,7 +152,7 @@ def test_pretrained_cfg_holds_the_published_preprocessing():
 
 
 @pytest.mark.usefixtures("meta")
-def test_impossible_networks_of_experiments_name_the_json_path():
+def test_impossible_networks_raise_with_json_path():
     with pytest.raises(zoo.ConfigError, match=r"network.arch 'resnet19': unknown .*; the nearest names are resnet18"):
         build_from_config(NetworkSpec(arch="resnet19"))
 
@@ -164,12 +164,12 @@ def test_impossible_networks_of_experiments_name_the_json_path():
         ({"input_3x3": True}, r"'input_3x3' for resnet18, whose options are drop_path_rate, dilation, memory"),
     ],
 )
-def test_an_unknown_argument_is_a_type_error_even_if_its_value_is_none(arguments, message):
+def test_unknown_argument_raises_type_error(arguments, message):
     with pytest.raises(TypeError, match=message):
         zoo.get("resnet18", **arguments)
 
 
-def test_wrong_calls_are_pythons_own_errors_and_wrong_values_are_value_errors():
+def test_wrong_calls_raise_type_error_and_wrong_values_value_error():
     with pytest.raises(TypeError, match="takes 1 positional argument but 2 were given"):
         zoo.get("resnet50", True)
     with pytest.raises(TypeError, match="PathLike"):
@@ -178,7 +178,7 @@ def test_wrong_calls_are_pythons_own_errors_and_wrong_values_are_value_errors():
         zoo.get("resnet5O")
 
 
-def test_published_weights_are_fetched_before_the_network_is_built(monkeypatch, tmp_path):
+def test_published_weights_are_fetched_before_network_is_built(monkeypatch, tmp_path):
     monkeypatch.setenv("ZOO_CACHE", str(tmp_path))
     monkeypatch.setenv("ZOO_OFFLINE", "1")
     monkeypatch.setattr("zoo.registry.get.build_network", lambda *_, **__: pytest.fail("built"))
@@ -193,7 +193,7 @@ def _with_record(model, path, **changes):
     return path
 
 
-def test_omitted_options_come_from_the_weights_file(tmp_path):
+def test_omitted_options_come_from_weights_file(tmp_path):
     images = {"scale_val": 36, "crop_val": 32, "mean": [0.5, 0.5, 0.5], "std": [0.25, 0.25, 0.25]}
     source = zoo.get("resnet18", activation="relu", num_classes=7, dilation=[1, 1, 1, 2])
     path = _with_record(source, tmp_path / "relu.pth", preprocessing=images)
@@ -205,7 +205,7 @@ def test_omitted_options_come_from_the_weights_file(tmp_path):
         assert all(torch.equal(a, b) for a, b in zip(model.parameters(), source.parameters(), strict=True))
 
 
-def test_an_argument_that_contradicts_the_weights_file_is_refused_with_both_values(tmp_path):
+def test_argument_contradicting_weights_file_raises(tmp_path):
     path = _with_record(zoo.get("resnet18", activation="relu", num_classes=7), tmp_path / "relu.pth")
     with pytest.raises(zoo.WeightsError, match=r"relu.pth: .*arch='resnet18' in the file, but arch='resnet34'"):
         zoo.get("resnet34", weights=path)
@@ -213,7 +213,7 @@ def test_an_argument_that_contradicts_the_weights_file_is_refused_with_both_valu
         zoo.get("resnet34_ipabn-sync_lr_512", weights=path)
 
 
-def test_arguments_that_change_no_weights_win_over_the_file(tmp_path, caplog):
+def test_arguments_without_effect_on_weights_override_file(tmp_path, caplog):
     path = _with_record(zoo.get("resnet18", norm="inplace", num_classes=7, memory="plain"), tmp_path / "w.pth")
     model = zoo.get(path, norm="sync", memory="checkpoint", num_classes=3)
     assert norms_of(model) == {InPlaceABNSync}
@@ -222,7 +222,7 @@ def test_arguments_that_change_no_weights_win_over_the_file(tmp_path, caplog):
     assert zoo.get(path, features_only=True).feature_info.channels()[-1] == 512
 
 
-def test_a_stride_replaces_the_dilation_of_the_file_and_new_classes_have_no_names(tmp_path):
+def test_stride_overrides_dilation_of_file(tmp_path):
     source = zoo.get("resnet18", num_classes=2, dilation=[1, 1, 1, 2])
     path = _with_record(source, tmp_path / "w.pth", class_names=["cat", "dog"])
     assert zoo.get(path).built_as.class_names == ["cat", "dog"]
@@ -231,7 +231,7 @@ def test_a_stride_replaces_the_dilation_of_the_file_and_new_classes_have_no_name
     assert zoo.get(path, output_stride=8, features_only=True).feature_info.reduction()[-1] == 8
 
 
-def test_a_file_gives_the_network_and_another_the_weights(tmp_path):
+def test_network_and_weights_may_come_from_two_files(tmp_path):
     first = _with_record(zoo.get("resnet18", num_classes=2, activation="elu"), tmp_path / "first.pth")
     second = zoo.get(first)
     torch.nn.init.zeros_(second.classifier.fc.bias)
@@ -241,3 +241,20 @@ def test_a_file_gives_the_network_and_another_the_weights(tmp_path):
     assert not model.classifier.fc.bias.any()
     with pytest.raises(zoo.ConfigError, match="two sources of weights"):
         zoo.get(first, pretrained=True)
+
+
+def test_transforms_by_name_build_no_network(monkeypatch):
+    monkeypatch.setattr(nn.Module, "__init__", lambda self, *args, **kwargs: pytest.fail("a module was built"))
+    for name in ("resnet50", "resnext101_ipabn_lr_512", "revnet38_cifar"):
+        assert zoo.transforms(name) is not None
+
+
+def test_transforms_of_a_weights_file_are_its_own(tmp_path):
+    images = {"scale_val": 36, "crop_val": 32, "mean": [0.5, 0.5, 0.5], "std": [0.25, 0.25, 0.25]}
+    path = _with_record(zoo.get("resnet18", num_classes=2, in_chans=1), tmp_path / "w.pth", preprocessing=images)
+    assert zoo.transforms(str(path))(Image.new("RGB", (40, 36))).shape == (3, 32, 32)
+
+
+def test_pretrained_experiment_without_published_weights_raises():
+    with pytest.raises(zoo.WeightsError, match="revnet38_cifar10 has no published weights"):
+        zoo.get("revnet38_cifar10", pretrained=True)

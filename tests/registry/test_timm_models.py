@@ -15,7 +15,7 @@ from zoo.config.published import published
 from zoo.layers import InPlaceABN
 
 
-def test_without_timm_the_error_names_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_timm_error_names_command(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "timm.models", None)
     monkeypatch.delitem(sys.modules, "zoo.registry.timm_models", raising=False)
     with pytest.raises(ImportError, match="pip install timm"):
@@ -30,7 +30,7 @@ def timm():
     return module
 
 
-def test_timm_lists_every_network_that_classifies(timm) -> None:
+def test_timm_lists_every_classifier(timm) -> None:
     classifiers = [name for name, facts in ARCHITECTURES.items() if facts.task == "classification"]
     names = {f"zoo_{name}{norm}" for name in classifiers for norm in ("", "_iabn")}
     pretrained = {f"zoo_{name}" for name in published() if not name.endswith("_vistas")}
@@ -39,7 +39,7 @@ def test_timm_lists_every_network_that_classifies(timm) -> None:
     assert timm.is_model("zoo_resnet50_iabn")
 
 
-def test_timm_builds_the_network_of_the_name(timm) -> None:
+def test_timm_builds_network_of_name(timm) -> None:
     torch.manual_seed(0)
     model = timm.create_model("zoo_resnet18_iabn", num_classes=3, in_chans=1, drop_rate=0.5).eval()
     torch.manual_seed(0)
@@ -52,7 +52,7 @@ def test_timm_builds_the_network_of_the_name(timm) -> None:
     assert [each.shape[1] for each in backbone(torch.randn(1, 3, 32, 32))] == backbone.feature_info.channels()
 
 
-def test_timm_knows_the_configuration_of_the_weights(timm) -> None:
+def test_timm_knows_configuration_of_weights(timm) -> None:
     cfg = timm.get_pretrained_cfg("zoo_resnet34_ipabn-sync_lr_512")
     entry = published()["resnet34_ipabn-sync_lr_512"]
     assert (cfg.url, cfg.num_classes, cfg.crop_pct, cfg.license) == (entry.page, 1000, 0.875, entry.weights.license)

@@ -1,7 +1,7 @@
 """Random programs that are trained plainly, with recipes, and with a clone of whatever autograd saves.
 
-The third run is the truth: what is written into a tensor after autograd saved it never reaches its clone, so that the
-gradients are those of the values of the forward pass. A program is *silently wrong* if its results with recipes are not
+The third run is the truth: a write into a tensor after autograd saved it never reaches its clone, so that the
+gradients belong to the values of the forward pass. A program is *silently wrong* if its results with recipes are not
 the truth, and plain training has the truth or an error.
 
     python -m tests.remat.hunt --programs 20000 --seed 0
@@ -192,7 +192,7 @@ class Network(nn.Module):
         for name, tensor in buffers.items():
             self.register_buffer(name, tensor.clone())
         self.body: Callable[[dict[str, Tensor]], dict[str, Tensor]] = dict
-        self.arrays: list[Any] = []  # numpy's, whose memory is that of u and f
+        self.arrays: list[Any] = []  # numpy arrays that share the memory of u and f
         self.regions: list[AbstractContextManager[Any]] = []  # that steps have entered, the innermost last
         self.hooks: Any = nullcontext()  # the hooks for saved tensors that the truth needs
 
@@ -323,7 +323,7 @@ def _norm_cast(at: At, is_tracked: bool, *, has_conv: bool = True) -> Tensor:
 
 
 def _wide(at: At) -> Tensor:
-    """Return eight channels, from which the kernels that replace those of torch run."""
+    """Return eight channels, enough for the kernels that replace kernels of torch."""
     return torch.cat([at.a, at.b], 1)
 
 
@@ -760,10 +760,10 @@ class Program:
       "parts" (one for each output).
     - `is_early`: whether the loss is computed before the steps between.
     - `forwards`: passes before the first backward.
-    - `is_module`: whether the network itself is made lean, and not what is inside of a `Rematerializer`.
+    - `is_module`: whether the network itself is made lean, instead of running inside of a `Rematerializer`.
     - `is_inside`: whether backward runs in a `Rematerializer` too.
     - `smallest_bytes`, `depth`, `budget`: of the recording.
-    - `knows_parameters`: whether the `Rematerializer` is told the parameters.
+    - `knows_parameters`: whether the `Rematerializer` gets the parameters.
     - `seed`: of inputs and random numbers.
     """
 
@@ -852,13 +852,13 @@ def copied(tensor: Tensor) -> Tensor:
 
 
 def clones_of_saved() -> AbstractContextManager[Any]:
-    """Return a context in which autograd keeps a clone of what it saves, and hands out a clone of that each time."""
+    """Return a context in which autograd saves a clone of each tensor, and unpacks another clone each time."""
     return torch.autograd.graph.saved_tensors_hooks(copied, copied)
 
 
 @contextmanager
 def smallest(size: int) -> Iterator[None]:
-    """Let recordings keep smaller tensors than these many bytes themselves, if they are not told otherwise."""
+    """Set the default size in bytes below which recordings keep a tensor itself."""
     defaults = Rematerializer.__init__.__kwdefaults__
     before = defaults["smallest_bytes"]
     defaults["smallest_bytes"] = size
@@ -897,7 +897,7 @@ def store(tensors: dict[str, Tensor], names: Sequence[str], is_unused: bool, out
 
 
 class DoNothing(TorchDispatchMode):
-    """Runs operations as they are."""
+    """Runs operations unchanged."""
 
     def __torch_dispatch__(self, operation: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         return operation(*args, **(kwargs or {}))

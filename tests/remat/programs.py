@@ -1,4 +1,4 @@
-"""Small networks, what they hold, and programs of tensor operations that run with and without recipes."""
+"""Small networks, their held bytes, and programs of tensor operations that run with and without recipes."""
 
 from __future__ import annotations
 
@@ -60,15 +60,6 @@ class FrozenBody(nn.Module):
         for conv, norm in zip(self.convs, self.norms, strict=True):
             x = torch.relu_(norm(conv(x)) + x)
         return self.head(F.avg_pool2d(F.relu(F.max_pool2d(x, 2)), 2))
-
-
-class Convolutions(nn.Module):
-    """Two convolutions, and what the subclasses do between them."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.first, self.second = nn.Conv2d(3, 8, 3, padding=1), nn.Conv2d(8, 8, 3, padding=1)
 
 
 def images(size: int = 12, **options: Any) -> Tensor:

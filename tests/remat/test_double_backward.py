@@ -73,9 +73,7 @@ def under_hooks(model: nn.Module, x: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("name", NETWORKS)
 @pytest.mark.parametrize("loss", [penalized, through_backward, of_third_order, under_hooks])
-def test_the_second_backward_has_the_bits_of_plain_training(
-    loss: Callable[[nn.Module, Tensor], Tensor], name: str
-) -> None:
+def test_second_backward_has_bits_of_plain_training(loss: Callable[[nn.Module, Tensor], Tensor], name: str) -> None:
     build, x, _ = NETWORKS[name]
     results = []
     for model in (build(), lean(build())):
@@ -89,14 +87,14 @@ def test_the_second_backward_has_the_bits_of_plain_training(
 
 
 @pytest.mark.parametrize("name", NETWORKS)
-def test_the_graph_of_backward_saves_recipes(name: str) -> None:
+def test_graph_of_backward_saves_recipes(name: str) -> None:
     build, x, share = NETWORKS[name]
     models = build(), lean(build())
     held = [measure_memory(lambda model=model: penalized(model, x), model.parameters()).held for model in models]
     assert held[1] < share * held[0]
 
 
-def test_saved_tensors_that_are_read_outside_of_backward_leave_no_context() -> None:
+def test_saved_tensors_read_outside_of_backward_leave_no_context() -> None:
     model = lean(convolutions(nn.SiLU))
     node: Any = model(IMAGES).grad_fn
     assert node._saved_input is not None
@@ -104,7 +102,7 @@ def test_saved_tensors_that_are_read_outside_of_backward_leave_no_context() -> N
     assert top_saved_tensors_hooks(True) is None
 
 
-def test_an_error_in_backward_leaves_no_context() -> None:
+def test_error_in_backward_leaves_no_context() -> None:
     model = lean(convolutions(nn.SiLU))
     other = copy.deepcopy(model)
     x = IMAGES.clone().requires_grad_()

@@ -24,7 +24,7 @@ from zoo.remat.eager import recording
 from zoo.remat.inductor import partition
 from zoo.remat.rules import RULES, rule_of
 
-#: Programs that failed, by what they exercise.
+#: Programs that failed, with the reason.
 FOUND: dict[str, Program] = {
     "A chunk of a recomputed value is read after the value itself was read for the last time.": program("""
         c = conv(x)
@@ -184,32 +184,32 @@ FOUND: dict[str, Program] = {
 
 
 @pytest.mark.parametrize("name", FOUND, ids=str)
-def test_a_program_that_once_failed_trains_correctly(name: str) -> None:
+def test_regression_program_trains_correctly(name: str) -> None:
     verdict = judge(FOUND[name])
     assert not verdict.is_failure, verdict
 
 
-def told(program: Program, verdict: Verdict) -> str:
+def describe(program: Program, verdict: Verdict) -> str:
     return f"{verdict.verdict}: {verdict.detail}\n{shrink(program, seconds=10.0)}"
 
 
 @pytest.mark.parametrize(("count", "seed"), [(200, 0), pytest.param(20000, 1, marks=pytest.mark.exhaustive)])
 def test_random_programs_train_correctly(count: int, seed: int) -> None:
     for each, verdict in programs(count, seed):
-        assert not verdict.is_failure, told(each, verdict)
+        assert not verdict.is_failure, describe(each, verdict)
 
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("default")
 @pytest.mark.parametrize(("count", "seed"), [(5, 0), pytest.param(200, 2, marks=pytest.mark.exhaustive)])
-def test_random_programs_have_the_results_of_inductor_with_the_lean_rule(count: int, seed: int) -> None:
+def test_random_programs_have_results_of_inductor_with_lean_rule(count: int, seed: int) -> None:
     for each, verdict in compiled_programs(count, seed):
         assert not verdict.is_failure, f"{verdict.verdict}: {verdict.detail}\n{each}"
 
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("default")
-def test_a_wrong_recomputation_by_inductor_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wrong_recomputation_by_inductor_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     call = partition._Rewriting._call
 
     def call_wrongly(self: Any, user: Any, target: Any, *others: Any) -> Any:
@@ -223,7 +223,7 @@ def test_a_wrong_recomputation_by_inductor_is_found(monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.slow
-def test_a_wrong_rule_is_found_and_its_program_made_small(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wrong_rule_is_found_and_its_program_made_small(monkeypatch: pytest.MonkeyPatch) -> None:
     silu = torch.ops.aten.silu.default
     monkeypatch.setattr(recording, "_traits", {})
     monkeypatch.setitem(RULES, silu, rule_of(silu)._replace(repeat=torch.ops.aten.sigmoid.default))
@@ -237,7 +237,7 @@ def test_a_wrong_rule_is_found_and_its_program_made_small(monkeypatch: pytest.Mo
     assert judge(smallest).verdict == RIGHT
 
 
-def test_a_program_round_trips_through_python_and_depends_only_on_its_seed() -> None:
+def test_program_round_trips_and_depends_only_on_seed() -> None:
     for seed in range(20):
         found, _ = write(seed)
         assert eval(str(found), {"program": program}) == found

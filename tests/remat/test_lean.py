@@ -25,7 +25,7 @@ from zoo.remat import Rematerializer
 from zoo.remat.budget import Budget, Decision
 from zoo.remat.lean import StepsAside, is_lean, lean
 
-SIZE_PX = 64  # maps of 64 x 64 px and 8 channels are larger than what is kept for being small
+SIZE_PX = 64  # maps of 64 x 64 px and 8 channels are too large to be kept as small tensors
 
 
 def test_lean_training_is_disabled_and_replaced() -> None:
@@ -42,7 +42,7 @@ def test_lean_training_is_disabled_and_replaced() -> None:
 
 
 @pytest.mark.parametrize("change", [lambda model: model, torch.fx.symbolic_trace], ids=["module", "graph module"])
-def test_a_lean_network_is_copied_pickled_and_recompiled(change: Callable[[nn.Module], nn.Module]) -> None:
+def test_lean_network_is_copied_pickled_and_recompiled(change: Callable[[nn.Module], nn.Module]) -> None:
     model = lean(change(network()))
     file = io.BytesIO()
     torch.save(model, file)
@@ -75,7 +75,7 @@ def recordings(monkeypatch: pytest.MonkeyPatch) -> Count:
     return count
 
 
-def test_a_lean_network_may_get_a_subclass_of_its_class() -> None:
+def test_lean_network_may_get_subclass_of_its_class() -> None:
     model = lean(network())
     assert type(copy.deepcopy(model)) is type(model)
     model.__class__ = type("Other", (type(model),), {})
@@ -99,7 +99,7 @@ def test_parts_and_nested_modules_record_once(recordings: Count) -> None:
     assert recordings.number == 3
 
 
-def test_nothing_is_recorded_without_gradients_or_while_others_transform(recordings: Count) -> None:
+def test_nothing_is_recorded_without_gradients_or_under_transforms(recordings: Count) -> None:
     model = lean(network().eval())
     with torch.no_grad():
         model(images())
@@ -128,7 +128,7 @@ def compiled(where: str, backend: Any) -> Callable[[Tensor], Tensor]:
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")  # from the compiler
 @pytest.mark.parametrize("where", ["around", "inside", "inside, by its method", "a method"])
-def test_lean_training_yields_to_a_compiler_and_warns_once(
+def test_lean_training_yields_to_compiler_and_warns_once(
     where: str, recordings: Count, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("zoo.remat.lean._has_warned", False)
@@ -161,7 +161,7 @@ class Adapted(nn.Module):
         return x + self.back(F.silu(self.base(x) + 2 * self.up(self.down(x))))
 
 
-def test_a_fraction_is_met_by_sums_of_products_that_nothing_else_holds() -> None:
+def test_fraction_is_met_by_recomputing_sums_of_products() -> None:
     """The cheapest products are recomputed first, and no more of them than necessary."""
     torch.manual_seed(0)
     model, x = nn.Sequential(*(Adapted(width) for width in (512, 512, 512, 512))), torch.randn(256, 128)
@@ -176,7 +176,7 @@ def test_a_fraction_is_met_by_sums_of_products_that_nothing_else_holds() -> None
 
 
 @pytest.mark.parametrize("budget", [0, -5, 1.5, 0.0, True, "much", "40", "8 GBit", "-1GB", [1]])
-def test_an_invalid_budget_raises_config_error(budget: Any) -> None:
+def test_invalid_budget_raises_config_error(budget: Any) -> None:
     with pytest.raises(ConfigError, match=r"is invalid: pass a limit on the peak memory"):
         lean(network(), budget)
 
@@ -225,7 +225,7 @@ METHODS = ("forward_features", "get_intermediate_layers", "encode_image", "decod
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_methods_that_compute_features_run_lean(method: str, recordings: Count) -> None:
+def test_feature_methods_run_lean(method: str, recordings: Count) -> None:
     model, plain = lean(Encoder()), Encoder()
     x = images(SIZE_PX) if method != "decode" else torch.randn(2, 8, SIZE_PX, SIZE_PX)
     for each in (plain, model):
@@ -238,7 +238,7 @@ def test_methods_that_compute_features_run_lean(method: str, recordings: Count) 
     assert recordings.number == 1
 
 
-def test_other_methods_run_as_usual_and_methods_inside_a_call_record_once(recordings: Count) -> None:
+def test_other_methods_run_plainly(recordings: Count) -> None:
     model = lean(Encoder())
     assert are_equal(step(Encoder(), images()), step(model, images()))
     assert recordings.number == 1
@@ -249,7 +249,7 @@ def test_other_methods_run_as_usual_and_methods_inside_a_call_record_once(record
     assert recordings.number == 1
 
 
-def test_a_lean_network_scripts_to_the_plain_network() -> None:
+def test_lean_network_scripts_to_plain_network() -> None:
     class Scripted(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -269,7 +269,7 @@ def test_a_lean_network_scripts_to_the_plain_network() -> None:
     assert is_lean(model.part)
 
 
-def test_a_network_built_from_parts_of_a_lean_network_can_be_made_lean(recordings: Count) -> None:
+def test_parts_of_lean_network_can_be_made_lean(recordings: Count) -> None:
     model = lean(torchvision.models.resnet18())
     parts: list[nn.Module] = [
         nn.Sequential(*model.children())[:5],
@@ -284,7 +284,7 @@ def test_a_network_built_from_parts_of_a_lean_network_can_be_made_lean(recording
     assert recordings.number == 3
 
 
-def test_the_class_of_a_lean_network_builds_a_plain_one(recordings: Count) -> None:
+def test_class_of_lean_network_builds_plain_one(recordings: Count) -> None:
     twin = type(lean(Encoder()))()
     twin.load_state_dict(Encoder().state_dict())
     assert not is_lean(copy.copy(twin))
@@ -308,7 +308,7 @@ class OfLowRank(nn.Module):
         return self.up(self.down(x)) * self.scale
 
 
-def test_a_low_rank_product_is_not_saved() -> None:
+def test_low_rank_product_is_not_saved() -> None:
     x = torch.randn(512, 128, requires_grad=True)
     networks = OfLowRank(), lean(OfLowRank())
     plain, ours = (held(each, x) for each in networks)
@@ -316,9 +316,7 @@ def test_a_low_rank_product_is_not_saved() -> None:
     assert_same_step(*networks, x)
 
 
-def test_a_call_without_large_tensors_runs_plainly_from_the_second_on_until_shapes_change(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_call_without_large_tensors_runs_plainly(monkeypatch: pytest.MonkeyPatch) -> None:
     entered: list[int] = []
     enter = Rematerializer.__enter__
     monkeypatch.setattr(Rematerializer, "__enter__", lambda self: [entered.append(1), enter(self)][1])

@@ -52,7 +52,7 @@ def assert_lean_is_plain(model: nn.Module, *inputs: Any) -> None:
     assert are_equal(plain.buffers(), model.buffers())
 
 
-def test_a_large_tensor_may_be_overwritten_through_data_within_forward() -> None:
+def test_large_tensor_may_be_overwritten_through_data_within_forward() -> None:
     def middle(h: Tensor) -> Tensor:
         y = h.sin()
         z = y * 2
@@ -64,7 +64,7 @@ def test_a_large_tensor_may_be_overwritten_through_data_within_forward() -> None
 
 
 @pytest.mark.parametrize("is_training", [False, True])
-def test_running_statistics_that_move_between_forward_and_backward(is_training: bool) -> None:
+def test_running_statistics_may_move_before_backward(is_training: bool) -> None:
     models = Network(F.relu), lean(Network(F.relu))
     for model in models:
         model.train(is_training)
@@ -164,7 +164,7 @@ def saves_a_relu_elsewhere(body: nn.Module, x: Tensor) -> Tensor:
         saves_a_relu_elsewhere,
     ],
 )
-def test_the_saved_mask_of_a_relu_after_a_frozen_layer_has_its_number_of_elements(save: Callable[..., Tensor]) -> None:
+def test_saved_relu_mask_after_frozen_layer_has_its_size(save: Callable[..., Tensor]) -> None:
     x = torch.randn(8, 3, 32, 32)
     assert are_equal(train(FrozenStem(save), x), train(lean(FrozenStem(save)), x))
 
@@ -193,7 +193,7 @@ TRANSFORMS: dict[str, Callable[[Callable[[Tensor], Tensor], Tensor], Tensor]] = 
 
 @pytest.mark.filterwarnings("ignore:`torch.jit.script")  # from torch, which prepares jvp
 @pytest.mark.parametrize("transform", TRANSFORMS)
-def test_transforms_inside_of_forward(transform: str) -> None:
+def test_transforms_inside_forward_train_correctly(transform: str) -> None:
     def middle(h: Tensor) -> Tensor:
         h = h.relu() + 1
         return (TRANSFORMS[transform](lambda x: (x * x).sin(), h).sigmoid() * h).tanh()
@@ -202,7 +202,7 @@ def test_transforms_inside_of_forward(transform: str) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors is in prototype stage:UserWarning")
-def test_jagged_tensors() -> None:
+def test_jagged_tensors_train_correctly() -> None:
     def middle(h: Tensor) -> Tensor:
         rows = h.flatten(2)
         nested = torch.nested.as_nested_tensor([rows[0, :, :5000].T, rows[1, :, :].T], layout=torch.jagged)
@@ -213,7 +213,7 @@ def test_jagged_tensors() -> None:
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, ValueError])
-def test_no_mode_and_no_hook_stays_after_an_interruption(error: type[BaseException]) -> None:
+def test_no_mode_and_no_hook_stays_after_interruption(error: type[BaseException]) -> None:
     is_interrupted = True
 
     def middle(h: Tensor) -> Tensor:
@@ -233,12 +233,12 @@ def test_no_mode_and_no_hook_stays_after_an_interruption(error: type[BaseExcepti
     assert are_equal(expected, train(model, images(SIZE_PX)))
 
 
-def test_an_argument_other_than_a_module_raises_type_error() -> None:
+def test_non_module_raises_type_error() -> None:
     with pytest.raises(TypeError, match=r"zoo\.lean takes a torch\.nn\.Module, not str 'resnet50'.*zoo\.get"):
         lean("resnet50")
 
 
-def test_intermediate_parts_of_a_concatenation_in_a_recipe_are_freed() -> None:
+def test_intermediate_parts_of_concatenation_in_recipe_are_freed() -> None:
     references = []
 
     def rotary(h: Tensor) -> Tensor:
@@ -255,7 +255,7 @@ def test_intermediate_parts_of_a_concatenation_in_a_recipe_are_freed() -> None:
     out.sum().backward()
 
 
-def test_a_write_missing_from_an_operators_schema_gives_correct_gradients() -> None:
+def test_write_missing_from_schema_gives_correct_gradients() -> None:
     @torch.library.custom_op("zoo_tests::hidden_write", mutates_args=())
     def hidden_write(x: Tensor) -> Tensor:
         x.mul_(2)
@@ -274,7 +274,7 @@ def test_a_write_missing_from_an_operators_schema_gives_correct_gradients() -> N
 
 
 @pytest.mark.filterwarnings("ignore:.torch.jit.script.*:DeprecationWarning")  # torch 2.11's own compiler
-def test_parameters_in_memory_that_torch_does_not_own_are_inputs_of_recipes(tmp_path: Path) -> None:
+def test_parameters_in_foreign_memory_are_inputs_of_recipes(tmp_path: Path) -> None:
     """Plain training reads them in backward, too."""
 
     class Scaled(nn.Module):
@@ -301,7 +301,7 @@ def test_parameters_in_memory_that_torch_does_not_own_are_inputs_of_recipes(tmp_
     assert_lean_is_plain(mapped(), x)
 
 
-def test_a_parameter_that_each_forward_overwrites() -> None:
+def test_parameter_overwritten_in_forward_trains_correctly() -> None:
     class Twice(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -329,7 +329,7 @@ if hasattr(torch.linalg, "matrix_sqrth"):  # since torch 2.15
 
 @pytest.mark.parametrize("name", LINALG)
 @pytest.mark.parametrize("requires_grad", [False, True])
-def test_complex_operations_that_conjugate_inside_of_their_kernel(name: str, requires_grad: bool) -> None:
+def test_conjugating_complex_operations_train_correctly(name: str, requires_grad: bool) -> None:
     class Complex(nn.Module):
         def forward(self, x: Tensor) -> Tensor:
             return LINALG[name](x)
@@ -347,7 +347,7 @@ def test_complex_operations_that_conjugate_inside_of_their_kernel(name: str, req
 
 @pytest.mark.parametrize("budget", [0.3, "40 FLOP/B", "1GB"])
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors is in prototype stage:UserWarning")
-def test_strided_nested_tensors_with_a_budget(budget: Any) -> None:
+def test_strided_nested_tensors_train_within_budget(budget: Any) -> None:
     class Nested(nn.Sequential):
         def forward(self, x: Tensor) -> Tensor:
             nested = torch.nested.as_nested_tensor([x[0, :100], x[1]])
@@ -363,7 +363,7 @@ def test_strided_nested_tensors_with_a_budget(budget: Any) -> None:
 
 @pytest.mark.parametrize("layout", [torch.strided, torch.jagged])
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors is in prototype stage:UserWarning")
-def test_nested_outputs_with_a_limit_in_bytes(layout: torch.layout) -> None:
+def test_nested_outputs_train_within_limit(layout: torch.layout) -> None:
     rows = [torch.randn(count, 64, generator=torch.Generator().manual_seed(count)) for count in (100, 150)]
     x = torch.nested.nested_tensor(rows, layout=layout)
     gradients = []
@@ -376,7 +376,7 @@ def test_nested_outputs_with_a_limit_in_bytes(layout: torch.layout) -> None:
 
 
 @pytest.mark.parametrize("in_forward", [False, True])
-def test_backward_recomputes_with_the_kernels_of_forward(in_forward: bool) -> None:
+def test_backward_recomputes_with_kernels_of_forward(in_forward: bool) -> None:
     class Seen(TorchDispatchMode):
         """Notes whether oneDNN was enabled in each GELU."""
 

@@ -39,19 +39,19 @@ def net(norm: str, device: str = "cpu", is_lean: bool = False) -> tuple[Callable
 
 @pytest.mark.parametrize("counter", COUNTERS)
 @pytest.mark.parametrize(("norm", "units"), [("out of place", 18), ("in-place activation", 12), ("in-place norm", 6)])
-def test_held_bytes_equal_a_manual_count(counter: Counter, norm: str, units: int) -> None:
+def test_held_bytes_equal_manual_count(counter: Counter, norm: str, units: int) -> None:
     # The last convolution's output is saved by the square; the image is not counted, statistics are vectors.
     assert counter(*net(norm)).held / UNIT == pytest.approx(units + 1, abs=0.01)
 
 
 @pytest.mark.parametrize("norm", NORMS)
-def test_the_meta_device_holds_the_same_bytes_as_a_real_one(norm: str) -> None:
+def test_meta_device_holds_the_same_bytes_as_real_one(norm: str) -> None:
     # An allocator rounds nothing up on the CPU; only the 4-byte scratch of reductions differs.
     assert count_memory(*net(norm, "meta")).held == pytest.approx(measure_memory(*net(norm)).held, abs=256)
 
 
 @pytest.mark.parametrize("counter", COUNTERS)
-def test_the_peak_of_elementwise_operations_equals_a_manual_count(counter: Counter) -> None:
+def test_peak_of_elementwise_operations_equals_manual_count(counter: Counter) -> None:
     weight = nn.Parameter(torch.ones(1000))
     memory = counter(lambda: weight.exp().sum(), [weight])
     # The exponential is kept, and alive while the gradient is computed from it.
@@ -82,14 +82,14 @@ def test_tensors_hidden_in_closures_are_counted(counter: Counter) -> None:
 
 
 @pytest.mark.slow
-def test_tensors_inside_a_compiled_graph_are_counted() -> None:
+def test_tensors_inside_compiled_graph_are_counted() -> None:
     first, second, x = nn.Parameter(torch.ones(64, 512)), nn.Parameter(torch.ones(512, 64)), torch.ones(256, 64)
     compiled = torch.compile(lambda: ((x @ first) @ second).square().sum(), backend="aot_eager", fullgraph=True)
     held = measure_memory(compiled, [first, second]).held
     assert held == pytest.approx(4 * (256 * 512 + 256 * 64), abs=64)  # both products, nothing else
 
 
-def test_gradients_are_none_afterwards_and_older_tensors_do_not_count() -> None:
+def test_older_tensors_do_not_count() -> None:
     weight = nn.Parameter(torch.ones(1000))
     older = [torch.ones(10_000)]
 
@@ -101,7 +101,7 @@ def test_gradients_are_none_afterwards_and_older_tensors_do_not_count() -> None:
     assert weight.grad is None
 
 
-def test_a_reused_address_counts_while_its_tensor_is_alive() -> None:
+def test_reused_address_counts_while_its_tensor_is_alive() -> None:
     changes = [Change(1, 100), Change(1, 0), Change(1, 70), Change(2, 20), Change(2, 0), Change(9, 0), Change(3, 50)]
     assert summarize(changes, 4, set()) == Memory(held=90, peak=120, peak_without_gradients=120, gradients=0)
     assert summarize(changes, 4, {3}) == Memory(held=90, peak=120, peak_without_gradients=100, gradients=50)
@@ -132,7 +132,7 @@ print(memory.held, held, memory.peak, status("VmHWM") - before)
 
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-def test_the_operating_system_sees_the_same_bytes() -> None:
+def test_operating_system_sees_the_same_bytes() -> None:
     # Every tensor in pages of its own, given back when it is freed.
     environment = os.environ | {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "0"}
     finished = subprocess.run(
@@ -147,7 +147,7 @@ def test_the_operating_system_sees_the_same_bytes() -> None:
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("norm", NORMS)
 @pytest.mark.parametrize("is_lean", [False, True])
-def test_the_statistics_of_a_gpus_allocator_are_the_same(norm: str, is_lean: bool) -> None:
+def test_statistics_of_gpus_allocator_are_the_same(norm: str, is_lean: bool) -> None:
     forward, parameters = net(norm, "cuda", is_lean)
     memory = measure_memory(forward, parameters)
     torch.cuda.reset_peak_memory_stats()

@@ -61,11 +61,11 @@ def assert_same_count(model: nn.Module, x: Tensor) -> None:
 @pytest.mark.parametrize(
     ("form", "dtype"), [*((form, torch.float32) for form in FORMS), ("causal", torch.bfloat16), ("mask", torch.float64)]
 )
-def test_the_count_of_attention_equals_the_cpus(form: str, dtype: torch.dtype) -> None:
+def test_count_of_attention_equals_cpus(form: str, dtype: torch.dtype) -> None:
     assert_same_count(Attention(FORMS[form], dtype), torch.randn(2, NUM_TOKENS, WIDTH, dtype=dtype))
 
 
-def test_a_chosen_kernel_is_counted() -> None:
+def test_chosen_kernel_is_counted() -> None:
     x = torch.randn(2, NUM_TOKENS, WIDTH)
     with sdpa_kernel(SDPBackend.MATH):
         assert_same_count(Attention(FORMS["plain"]), x)
@@ -73,7 +73,7 @@ def test_a_chosen_kernel_is_counted() -> None:
     assert scores > zoo.memory_report(Attention(FORMS["plain"]).to("meta"), x.to("meta")).plain
 
 
-def test_the_report_of_attention_equals_the_cpus() -> None:
+def test_report_of_attention_equals_cpus() -> None:
     model, x = Attention(FORMS["causal"]), torch.randn(2, NUM_TOKENS, WIDTH)
     real, counted = zoo.memory_report(model, x), zoo.memory_report(copy.deepcopy(model).to("meta"), x.to("meta"))
     assert (counted.plain, counted.lean) == (real.plain, real.lean)
@@ -95,10 +95,10 @@ class Named(nn.Linear):
     [nn.TransformerEncoderLayer(WIDTH, NUM_HEADS, dropout=0.0, batch_first=True), Named(WIDTH, WIDTH)],
     ids=["layer of torch", "named query"],
 )
-def test_layers_are_counted_however_they_call_the_function(layer: nn.Module) -> None:
+def test_layers_are_counted_for_any_call(layer: nn.Module) -> None:
     assert_same_count(layer, torch.randn(2, NUM_TOKENS, WIDTH))
 
 
-def test_autocast_without_a_meta_kernel_raises_an_error() -> None:
+def test_autocast_without_meta_kernel_raises() -> None:
     with torch.autocast("cpu", torch.bfloat16), pytest.raises(ConfigError, match="autocast has no effect"):
         zoo.memory_report(Attention(FORMS["plain"]).to("meta"), torch.randn(2, NUM_TOKENS, WIDTH, device="meta"))

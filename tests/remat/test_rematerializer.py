@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from tests.remat.hunt import Saves
 from tests.remat.programs import FrozenBody, are_equal, assert_same, bytes_held, gradients, images, network
 from tests.torch_internals.test_dispatch import Watch
-from zoo.ops.abn import backend, native
+from zoo.ops import backend, native
 from zoo.remat import Rematerializer
 from zoo.remat.budget import INPUT, Decision
 from zoo.remat.eager.deciding import Decider
@@ -36,7 +36,7 @@ def test_no_repeated_operation_draws_random_numbers_or_writes() -> None:
         assert torch.Tag.nondeterministic_seeded not in functional.tags
 
 
-def test_an_intermediate_shared_by_several_recipes_is_computed_once() -> None:
+def test_intermediate_shared_by_several_recipes_is_computed_once() -> None:
     convolutions = [nn.Conv2d(8 + 2 * layer, 2, 3, padding=1) for layer in range(4)]
     first = nn.Conv2d(3, 8, 3)
     with Rematerializer(smallest_bytes=0):
@@ -59,7 +59,7 @@ def test_sparse_tensors_are_saved_unchanged() -> None:
     assert_same(program, images())
 
 
-def test_recipes_start_from_small_outputs_that_nobody_else_keeps() -> None:
+def test_recipes_start_from_small_outputs() -> None:
     first, second = nn.Conv2d(3, 4, 3), nn.Conv2d(4, 2, 1)
     log: list[Decision] = []
     with Rematerializer(log=log, smallest_bytes=4096):
@@ -76,7 +76,7 @@ def test_recipes_start_from_small_outputs_that_nobody_else_keeps() -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("shape", [(3, 5, 9, 7), (2, 5, 3, 1), (2, 5, 8, 8, 2), (70, 5), (0, 5, 4, 4)], ids=str)
 @pytest.mark.parametrize("back_end", ["reference", pytest.param("native", marks=needs_native)])
-def test_a_line_gives_the_bits_of_each_step(
+def test_line_gives_bits_of_each_step(
     back_end: str, shape: tuple[int, ...], dtype: torch.dtype, has_shortcut: bool, is_rectified: bool
 ) -> None:
     torch.manual_seed(0)
@@ -107,7 +107,7 @@ def test_norm_sum_and_relu_are_repeated_in_one_pass() -> None:
         assert value.recipe.args[4] is True
 
 
-def test_parts_of_a_dense_block_are_held_once() -> None:
+def test_parts_of_dense_block_are_held_once() -> None:
     torch.manual_seed(0)
     convs = [nn.Conv2d(4 * (n + 1), 4, 3, padding=1) for n in range(6)]
 
@@ -144,7 +144,7 @@ def test_backward_frees_all_held_tensors(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 @pytest.mark.usefixtures("no_collector")
-def test_a_graph_that_is_never_run_backward_is_freed_too() -> None:
+def test_graph_without_backward_is_freed() -> None:
     x = torch.randn(64, 64, requires_grad=True)
     with Rematerializer(smallest_bytes=0):
         y = (x.cumsum(0).relu() + 1).sigmoid()
@@ -154,7 +154,7 @@ def test_a_graph_that_is_never_run_backward_is_freed_too() -> None:
     assert reference() is None
 
 
-def test_an_input_that_is_overwritten_before_backward_is_an_error_and_never_a_wrong_gradient() -> None:
+def test_input_overwritten_before_backward_raises() -> None:
     x = torch.randn(8, 8)
     weight = torch.randn(8, 8, requires_grad=True)
     with Rematerializer(smallest_bytes=0):
@@ -164,7 +164,7 @@ def test_an_input_that_is_overwritten_before_backward_is_an_error_and_never_a_wr
         out.backward()
 
 
-def test_a_recipe_starts_from_a_parameter_initialized_in_place_and_detects_its_overwriting() -> None:
+def test_recipe_detects_overwritten_parameter() -> None:
     norm, last = nn.LayerNorm(64), nn.Linear(64, 64)
     assert norm.weight._version > 0
     log: list[Decision] = []
@@ -191,7 +191,7 @@ def test_recipes_start_from_parameters_and_buffers_at_no_cost(kind: Any) -> None
     loss.backward()
 
 
-def test_a_network_is_not_traversed_if_its_recipes_need_no_buffer() -> None:
+def test_network_is_not_traversed_if_its_recipes_need_no_buffer() -> None:
     model = network()
 
     def parameters() -> Iterator[Tensor]:
@@ -202,7 +202,7 @@ def test_a_network_is_not_traversed_if_its_recipes_need_no_buffer() -> None:
         model(images(64)).sum().backward()
 
 
-def test_only_memory_that_is_alive_counts_as_saved() -> None:
+def test_only_live_memory_counts_as_saved() -> None:
     """Otherwise a new tensor at the address of a freed one would be taken for saved, and saved itself."""
     conv = nn.Conv2d(3, 8, 3, padding=1)
     with Rematerializer(parameters=conv.parameters(), smallest_bytes=4096) as rematerializer:
@@ -220,7 +220,7 @@ def test_only_memory_that_is_alive_counts_as_saved() -> None:
     loss.backward()
 
 
-def test_a_smaller_input_stays_alive_until_its_recipe_is_decided() -> None:
+def test_smaller_input_stays_alive_until_its_recipe_is_decided() -> None:
     def program(x: Tensor, y: Tensor) -> Tensor:
         small = (x * y).cumsum(0)
         large = F.interpolate(small, scale_factor=2.0, mode="bilinear")
@@ -233,7 +233,7 @@ def test_a_smaller_input_stays_alive_until_its_recipe_is_decided() -> None:
     assert not large.is_kept
 
 
-def test_a_recipe_starts_from_a_view_or_an_intermediate_whose_inputs_were_freed() -> None:
+def test_recipe_starts_from_view_of_freed_inputs() -> None:
     linear = nn.Linear(36, 36)
 
     def program(x: Tensor, y: Tensor) -> Tensor:
@@ -245,7 +245,7 @@ def test_a_recipe_starts_from_a_view_or_an_intermediate_whose_inputs_were_freed(
     assert sum(each.lean_bytes for each in log) == X.nbytes + X.nbytes  # x and the maps
 
 
-def test_a_tie_is_decided_again_once_an_input_is_saved_anyway() -> None:
+def test_tie_is_decided_again_once_input_is_saved_anyway() -> None:
     def quick_gelu(x: Tensor, y: Tensor) -> Tensor:
         x = (x * y).cumsum(0)
         return x * torch.sigmoid(1.702 * x)
@@ -256,7 +256,7 @@ def test_a_tie_is_decided_again_once_an_input_is_saved_anyway() -> None:
     assert (gate.is_kept, gate.bytes) == (False, X.nbytes)
 
 
-def test_attention_is_recomputed_where_the_budget_allows_it() -> None:
+def test_attention_is_recomputed_where_budget_allows_it() -> None:
     def program(x: Tensor, y: Tensor) -> Tensor:
         query, key = torch.randn(2, 2, 4, 64, 8, generator=torch.Generator().manual_seed(0))
         mask = torch.zeros(64, 64).masked_fill(torch.eye(64) > 0, -torch.inf)
@@ -277,7 +277,7 @@ def test_attention_is_recomputed_where_the_budget_allows_it() -> None:
     [(16, 144, False), (16, 72, True), (24, 288, True)],
     ids=["low rank", "narrow", "high rank"],
 )
-def test_products_of_low_rank_are_recomputed_without_a_budget(rank: int, width: int, is_kept: bool) -> None:
+def test_products_of_low_rank_are_recomputed_without_budget(rank: int, width: int, is_kept: bool) -> None:
     down, up = torch.randn(6, rank), nn.Parameter(torch.randn(rank, width))  # whose gradient needs its input
 
     def program(x: Tensor, y: Tensor) -> Tensor:
@@ -322,7 +322,7 @@ def test_frozen_layers_give_the_same_bits(has_frozen_norms: bool, dtype: torch.d
     assert are_equal(*results)
 
 
-def test_frozen_layers_hold_the_signs_of_rectified_maps_and_nothing_else() -> None:
+def test_frozen_layers_hold_only_signs() -> None:
     model, x = FrozenBody(), images(16)
     log: list[Decision] = []
     with Rematerializer(smallest_bytes=0, parameters=[*model.parameters(), *model.buffers()], log=log) as recording:
@@ -336,7 +336,7 @@ def test_frozen_layers_hold_the_signs_of_rectified_maps_and_nothing_else() -> No
     out.sum().backward()
 
 
-def test_contents_that_another_operation_reads_stay() -> None:
+def test_contents_read_by_other_operations_stay() -> None:
     frozen = nn.Conv2d(4, 4, 1).requires_grad_(False)
 
     def program(x: Tensor, y: Tensor) -> Tensor:
@@ -349,7 +349,7 @@ def test_contents_that_another_operation_reads_stay() -> None:
     assert_same(program, X, Y)
 
 
-def test_only_tensors_that_no_frozen_layer_read_may_be_overwritten() -> None:
+def test_tensors_read_by_frozen_layers_may_not_be_overwritten() -> None:
     frozen = nn.Conv2d(4, 4, 1).requires_grad_(False)
     for is_read in (False, True):
         x = X.clone().requires_grad_()
@@ -375,7 +375,7 @@ def test_double_backward_through_frozen_layers() -> None:
 
 
 @pytest.mark.usefixtures("no_collector")
-def test_a_rectified_map_is_freed_when_the_network_forgets_it() -> None:
+def test_rectified_map_is_freed_when_network_forgets_it() -> None:
     frozen = nn.Conv2d(4, 4, 1).requires_grad_(False)
     with Rematerializer(smallest_bytes=0):
         maps = frozen(frozen(X.clone().requires_grad_()))
@@ -391,7 +391,7 @@ def test_a_rectified_map_is_freed_when_the_network_forgets_it() -> None:
     ("first_kib", "kib", "is_kept"),
     [(1, 15, True), (1, 17, False), (3200, 49, True), (3200, 51, False), (8192, 63, True), (8192, 65, False)],
 )
-def test_the_threshold_for_small_tensors_follows_the_largest_output(first_kib: int, kib: int, is_kept: bool) -> None:
+def test_threshold_for_small_tensors_follows_the_largest_output(first_kib: int, kib: int, is_kept: bool) -> None:
     log: list[Decision] = []
     weight = torch.ones(kib * 256, requires_grad=True)
     with Rematerializer(log=log, parameters=[weight]):
@@ -401,7 +401,7 @@ def test_the_threshold_for_small_tensors_follows_the_largest_output(first_kib: i
     assert squared.is_kept == is_kept
 
 
-def test_a_buffer_of_a_small_network_may_be_overwritten_between_forward_and_backward() -> None:
+def test_buffer_of_small_network_may_be_overwritten() -> None:
     buffer, weight = torch.rand(2**13), torch.rand(2**13, requires_grad=True)
     with Rematerializer(parameters=[buffer, weight]):
         out = ((buffer + 1) * weight).square().sum()  # saves buffer + 1, a recipe

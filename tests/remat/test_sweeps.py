@@ -1,5 +1,5 @@
 """Operators of torch have the results of plain training in a `Rematerializer`, with autocast and without, and the
-kernels that replace those of torch have their bits and layouts.
+kernels that replace kernels of torch have their bits and layouts.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from tests.remat.hunt import copied, same_bits
 from zoo.remat import Rematerializer
-from zoo.remat.rules import FASTER, aten, batch_norm, max_pool
+from zoo.remat.rules import FASTER, aten, batch_norm, max_pool_with_indices
 
 NUM_SAMPLES = 8  # of an operator
 #: Operators that return memory without writing it, and one that torch itself refuses under autocast unless it is empty.
@@ -222,19 +222,19 @@ def examples() -> dict[str, tuple[Callable[..., Any], Any]]:
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", examples(), ids=str)
 @pytest.mark.parametrize("is_cast", [True, False], ids=["autocast", "float32"])
-def test_a_composite_operator_has_the_results_of_plain_training(name: str, is_cast: bool) -> None:
+def test_composite_operator_has_results_of_plain_training(name: str, is_cast: bool) -> None:
     assert not difference(*examples()[name], is_cast)
 
 
 @pytest.mark.exhaustive
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("is_cast", [True, False], ids=["autocast", "float32"])
-def test_every_operator_of_torch_has_the_results_of_plain_training(is_cast: bool) -> None:
+def test_every_operator_of_torch_has_results_of_plain_training(is_cast: bool) -> None:
     differences = {}
     for name, function, arguments in operators():
-        told = difference(function, arguments, is_cast)
-        if told:
-            differences.setdefault(name, told)
+        found = difference(function, arguments, is_cast)
+        if found:
+            differences.setdefault(name, found)
     assert not differences
 
 
@@ -336,14 +336,14 @@ def written(kernel: Callable[..., Any], case: tuple[Any, ...]) -> list[Any]:
 
 #: Operations -> the kernel that replaces theirs, and its cases.
 CASES = {
-    aten.max_pool2d_with_indices.default: (max_pool, pools),
+    aten.max_pool2d_with_indices.default: (max_pool_with_indices, pools),
     aten.native_batch_norm.default: (batch_norm, norms),
 }
 
 
 @pytest.mark.parametrize("operation", CASES, ids=str)
 @pytest.mark.parametrize("count", [400, pytest.param(None, marks=pytest.mark.exhaustive)], ids=["some", "all"])
-def test_a_replaced_kernel_has_the_bits_and_the_layout_of_torch(operation: Any, count: int | None) -> None:
+def test_replaced_kernel_has_bits_and_layout_of_torch(operation: Any, count: int | None) -> None:
     kernel, cases = CASES[operation]
     chosen = list(cases())
     if count is not None:

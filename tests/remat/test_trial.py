@@ -138,7 +138,7 @@ def build(request: pytest.FixtureRequest) -> Callable[[], nn.Module]:
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_a_buffer_that_forward_replaces_has_the_bits_of_plain_training(build: Callable[[], nn.Module]) -> None:
+def test_replaced_buffer_has_bits_of_plain_training(build: Callable[[], nn.Module]) -> None:
     plain, model = build(), lean(build(), "3GB")
     for seed in range(2):
         assert are_equal(step(plain, batch(seed)), step(model, batch(seed)))
@@ -147,9 +147,7 @@ def test_a_buffer_that_forward_replaces_has_the_bits_of_plain_training(build: Ca
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.parametrize("use", [zoo.memory_report, zoo.check])
-def test_the_report_and_the_check_leave_a_buffer_as_it_was(
-    build: Callable[[], nn.Module], use: Callable[..., Any]
-) -> None:
+def test_report_and_check_restore_buffers(build: Callable[[], nn.Module], use: Callable[..., Any]) -> None:
     model = build()
     own, before = list(model.buffers()), state_of(model)
     use(model, batch())
@@ -441,22 +439,22 @@ def history(build: Callable[[], Stateful], prepare: Callable[[Stateful], Any]) -
     return values
 
 
-def test_a_state_outside_of_buffers_has_the_bits_of_plain_training(stateful: Callable[[], Stateful]) -> None:
+def test_state_outside_of_buffers_has_bits_of_plain_training(stateful: Callable[[], Stateful]) -> None:
     assert are_equal(history(stateful, lambda model: lean(model, "3GB")), history(stateful, lambda _: None))
 
 
-def test_the_report_leaves_a_state_outside_of_buffers_as_it_was(stateful: Callable[[], Stateful]) -> None:
+def test_report_restores_state_outside_of_buffers(stateful: Callable[[], Stateful]) -> None:
     found = history(stateful, lambda model: zoo.memory_report(model, batch()))
     assert are_equal(found, history(stateful, lambda _: None))
 
 
 @pytest.mark.parametrize("build", [Dict, Hidden, Detached, MemoryBank, Overwritten, Counter, Warmup, ThroughData])
-def test_the_check_leaves_a_state_outside_of_buffers_as_it_was(build: Callable[[], Stateful]) -> None:
+def test_check_restores_state_outside_of_buffers(build: Callable[[], Stateful]) -> None:
     assert are_equal(history(build, lambda model: zoo.check(model, batch())), history(build, lambda _: None))
 
 
 @pytest.mark.parametrize("use", [lambda model, x: lean(model, "3GB"), zoo.memory_report], ids=["lean", "report"])
-def test_a_state_that_belongs_to_a_graph_of_the_user_stays_in_it(use: Callable[..., Any]) -> None:
+def test_state_of_user_graph_stays_in_it(use: Callable[..., Any]) -> None:
     def run(prepare: Callable[..., Any]) -> list[Tensor]:
         torch.manual_seed(0)
         model = Potential()
@@ -480,7 +478,7 @@ NORMS: dict[str, Callable[[nn.Module], nn.Module]] = {
 @pytest.mark.filterwarnings("ignore:.*weight_norm.*:FutureWarning", "ignore:.*spectral_norm.*:FutureWarning")
 @pytest.mark.parametrize("where", ["outside", "inside", "two calls"])
 @pytest.mark.parametrize("norm", NORMS)
-def test_cached_parametrizations_have_the_bits_of_plain_training(norm: str, where: str) -> None:
+def test_cached_parametrizations_have_bits_of_plain_training(norm: str, where: str) -> None:
     def run(budget: str | None) -> list[Tensor]:
         torch.manual_seed(0)
         model = nn.Sequential(NORMS[norm](nn.Linear(16, 16)), nn.ReLU(), NORMS[norm](nn.Linear(16, 16)))
@@ -549,9 +547,7 @@ def returned_late() -> Stateful:
     ],
 )
 @pytest.mark.parametrize("use", ["lean", "report"])
-def test_a_history_that_cannot_be_restored_is_an_error_that_names_its_place(
-    build: Callable[[], Stateful], name: str, use: str
-) -> None:
+def test_unrestorable_history_raises_with_its_place(build: Callable[[], Stateful], name: str, use: str) -> None:
     match = rf"forward leaves a tensor of shape \(64, 16\) with its history in {name}"
     with pytest.raises(ConfigError, match=match):
         lean(build(), "3GB")(batch()) if use == "lean" else zoo.memory_report(build(), batch())
@@ -577,7 +573,7 @@ def _halves_its_gradient(weight: nn.Parameter) -> None:
 
 @pytest.mark.parametrize("budget", ["3GB", 0.3])
 @pytest.mark.parametrize("write", [_clamps, _clamps_data, _renormalizes, _halves_its_gradient])
-def test_a_parameter_that_forward_overwrites_has_the_bits_of_plain_training(
+def test_overwritten_parameter_has_bits_of_plain_training(
     write: Callable[[nn.Parameter], None], budget: float | str
 ) -> None:
     class Overwriting(nn.Linear):
@@ -599,7 +595,7 @@ def test_a_parameter_that_forward_overwrites_has_the_bits_of_plain_training(
 
 
 @pytest.mark.parametrize("context", [nullcontext, lambda: torch.autocast("cpu", torch.bfloat16)])
-def test_a_report_inside_of_autocast_leaves_no_casts_behind(context: Callable[[], AbstractContextManager[Any]]) -> None:
+def test_report_inside_of_autocast_leaves_no_casts_behind(context: Callable[[], AbstractContextManager[Any]]) -> None:
     def run(reports: bool) -> list[Tensor]:
         torch.manual_seed(0)
         model = Potential()
@@ -614,7 +610,7 @@ def test_a_report_inside_of_autocast_leaves_no_casts_behind(context: Callable[[]
 
 
 @pytest.mark.filterwarnings("ignore")  # torch's own, while it compiles
-def test_tensors_that_a_compiler_keeps_are_not_history() -> None:
+def test_tensors_kept_by_compiler_are_not_history() -> None:
     torch._dynamo.reset()
     model = Counter()
     model.layer = torch.compile(model.layer, backend="aot_eager")  # type: ignore[assignment]

@@ -1,4 +1,4 @@
-"""Training runs to test with: what their log folders hold, and what is read of them."""
+"""Training runs to test with: their log folders, and the values read from them."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from zoo.config.parse import experiments_dir, load_experiment, parse_experiment
+from zoo.reproduce.comparison import Comparison, ReportSection
 from zoo.reproduce.training_runs import TrainingRun
 
 EXPERIMENT = "revnet38_cifar10_short"
@@ -19,7 +20,7 @@ def settings_of(name: str, seed: int = 1, **network: Any) -> dict[str, Any]:
 
 
 def make_run(folder: Path, top1: list[float], name: str = EXPERIMENT, **changes: Any) -> Path:
-    """Write what a training run of an experiment leaves behind; ``changes`` are those of `settings_of`."""
+    """Write the log folder of a training run of an experiment; for ``changes``, see `settings_of`."""
     config = settings_of(name, **changes)
     folder.mkdir()
     (folder / "experiment.json").write_text(json.dumps(config))
@@ -40,3 +41,14 @@ def run_of(
     num_epochs = num_epochs or config.optimizer.schedule.epochs
     epochs = [{"epoch": index + 1, "val_top1": top1} for index in range(num_epochs)]
     return TrainingRun("test", config, epochs, experiment=name, **counts)
+
+
+def by_key(section: ReportSection) -> dict[str, Comparison]:
+    """Return the first comparison with each published number, which is the number's row in the scoreboard.
+
+    The keys are the ids of the numbers without the name of the paper.
+    """
+    found: dict[str, Comparison] = {}
+    for comparison in section.comparisons:
+        found.setdefault(comparison.published.id.partition("/")[2], comparison)
+    return found

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from zoo.reproduce.comparison import Comparison, Section
+from zoo.reproduce.comparison import Comparison, ReportSection
 from zoo.reproduce.published_numbers import PublishedNumber
 from zoo.reproduce.scoreboard import Row, rows_of
 
@@ -47,14 +47,12 @@ def waiting(published: PublishedNumber) -> Comparison:
     return Comparison("error", None, published, pending="`zoo train x DATA`")
 
 
-def section(*comparisons: Comparison, key: str = "table3", **environment: Any) -> Section:
+def section(*comparisons: Comparison, key: str = "table3", **environment: Any) -> ReportSection:
     """Return a section of a report on the RevNet paper, measured in this environment."""
     command = "zoo reproduce revnet --only 'Table 3'"
-    return Section(
-        key, "Table 3", "Measured.", list(comparisons), command=command, environment={**ENVIRONMENT, **environment}
-    )
+    return ReportSection(key, "Table 3", list(comparisons), command=command, environment={**ENVIRONMENT, **environment})
 
 
-def rows(*sections: Section) -> dict[str, Row]:
+def rows(*sections: ReportSection) -> dict[str, Row]:
     """Return the rows by id; the numbers are those that `publish` has made."""
     return {row.number.id: row for row in rows_of({"inplace_abn": [], "revnet": sections})}

@@ -24,26 +24,26 @@ def state(measured: Any, value: Any = 100, spread: float | None = None, **fields
         ("signal-to-noise measured", 51, 49, "off"), ("signal-to-noise measured", 199, 201, "better"),
     ],
 )  # fmt: skip
-def test_each_kind_of_evidence_has_one_tolerance_and_one_better_direction(
+def test_evidence_kinds_have_tolerance_and_better_direction(
     evidence: str, within: float, beyond: float, beyond_state: str
 ) -> None:
     assert state(within, evidence=evidence, spread=0.0) == "reproduced"
     assert state(beyond, evidence=evidence, spread=0.0) == beyond_state
 
 
-def test_a_number_may_override_its_better_direction() -> None:
+def test_number_may_override_its_better_direction() -> None:
     assert state(120, evidence="memory predicted", better="more") == "better"
     assert state(80, evidence="memory predicted", better="more") == "off"
     assert state(80, evidence="memory predicted", better="neither") == "off"
 
 
-def test_a_percentage_has_a_tolerance_in_points() -> None:
+def test_percentage_has_tolerance_in_points() -> None:
     assert state(58.0, 50, unit="%", evidence="memory predicted") == "reproduced"
     assert state(61.0, 50, unit="%", evidence="memory predicted") == "off"
     assert state(76.93, 77.04, unit="%", evidence="accuracy scored", spread=0.0) == "off"
 
 
-def test_bounds_take_the_place_of_the_tolerance() -> None:
+def test_bounds_take_place_of_tolerance() -> None:
     at_least_ten = {"value": "ten times", "evidence": "memory predicted", "at_least": 10, "better": "more"}
     assert (state(10, **at_least_ten), state(9.9, **at_least_ten)) == ("reproduced", "off")
     in_range = {"value": "1.5-2", "evidence": "time measured", "at_least": 1.5, "at_most": 2, "spread": 0.02}
@@ -51,7 +51,7 @@ def test_bounds_take_the_place_of_the_tolerance() -> None:
     assert state(1.505, **in_range) == "underpowered"
 
 
-def test_numbers_that_round_to_the_printed_digits_are_equal_to_parameters() -> None:
+def test_rounded_numbers_equal_printed_parameters() -> None:
     assert state(0.47506, 0.48, evidence="parameters") == "reproduced"
     assert state(37.749, 37, evidence="parameters") == "reproduced", "cut off"
     assert state(1.4, 1, evidence="parameters") == "off", "one digit is taken as exact"
@@ -72,7 +72,7 @@ def test_statements_are_equal_or_different() -> None:
         (7.3, None, 3, "underpowered: +0.06 points, standard error unknown"), (6.0, 0.1, 3, "off: -1.24 points"),
     ],
 )  # fmt: skip
-def test_an_accuracy_is_judged_at_plus_and_minus_two_standard_errors_of_at_least_three_runs(
+def test_accuracy_is_judged_within_two_standard_errors(
     measured: float, spread: float | None, n: int, verdict: str
 ) -> None:
     published = number("a", 7.24, unit="%", evidence="accuracy trained")

@@ -1,4 +1,4 @@
-"""The numbers of `zoo reproduce inplace_abn` follow from what is measured, and each published one has its row."""
+"""The numbers of `zoo reproduce inplace_abn` follow from the measurements, and each published number has its row."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from tests.reproduce.runs import by_key
 from zoo.benchmark.memory_prediction import MemoryPrediction
 from zoo.benchmark.network_setup import Setup
 from zoo.benchmark.plot_style import Line
@@ -21,16 +22,8 @@ from zoo.reproduce import inplace_abn_figures1and2 as figures
 from zoo.reproduce import inplace_abn_scores as scores
 from zoo.reproduce import inplace_abn_table2 as table2
 from zoo.reproduce import inplace_abn_timing as timing
-from zoo.reproduce.comparison import Comparison, Section
-from zoo.reproduce.published_numbers import published, published_numbers
-
-
-def by_id(section: Section) -> dict[str, Comparison]:
-    """Return the first comparison with each published number, by the key of the number."""
-    found: dict[str, Comparison] = {}
-    for comparison in section.comparisons:
-        found.setdefault(comparison.published.id.removeprefix("inplace_abn/"), comparison)
-    return found
+from zoo.reproduce.comparison import Comparison, ReportSection
+from zoo.reproduce.published_numbers import published_number, published_numbers
 
 
 def test_published_gains_are_ratios_of_pixels_to_the_first_row() -> None:
@@ -60,7 +53,7 @@ class PredictionByHand(MemoryPrediction):
         return 100 + self._bytes * batch * (size or self._setup.size) ** 2
 
 
-def test_in_place_norms_train_with_as_many_more_pixels_as_follow_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pixel_gain_of_in_place_norms_equals_manual_count(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(table2, "MemoryPrediction", PredictionByHand)
     setup = Setup(NetworkSpec(arch="deeplab_resnext50"), batch=5, size=64)
     section = table2.measure_memory_gains({"coco_stuff_resnext101": setup})
@@ -70,7 +63,7 @@ def test_in_place_norms_train_with_as_many_more_pixels_as_follow_by_hand(monkeyp
     near = "reproduced: +0.00 points"
     assert found["fixed batch: iABN"] == (56, "20 x 80^2", near), "64 times the root of 10 / 6, in steps of 8"
     assert found["fixed crop: iABN plain"] == (0, "20 x 64^2", "off: -50.00 points")
-    assert by_id(section)["table2/coco_stuff_resnext101_ipabn-sync_fixed_batch/pixels"].measured == 0
+    assert by_key(section)["table2/coco_stuff_resnext101_ipabn-sync_fixed_batch/pixels"].measured == 0
     largest = [c.measured for c in section.comparisons if c.what.startswith("largest published gain")]
     assert largest == [0, 60], "the networks of 2018, and the defaults of this package"
     (panel,) = section.panels
@@ -84,8 +77,8 @@ def rows_of(protocol: str, top1: float, top5: float, count: int = 50_000) -> lis
     return [{"network": "resnext101_stdbn_lr_256", "protocol": protocol, **scores, **known}]
 
 
-def test_scores_on_imagenet_have_their_verdict_their_standard_error_and_where_they_come_from() -> None:
-    found = by_id(scores.report_imagenet_scores(rows_of("center224", 77.1, 94.0)))
+def test_imagenet_scores_have_verdict_error_and_origin() -> None:
+    found = by_key(scores.report_imagenet_scores(rows_of("center224", 77.1, 94.0)))
     top1, top5 = (found[f"table1/resnext101_stdbn_lr_256/center224/{metric}"] for metric in ("top1", "top5"))
     assert (top1.measured, str(top1.verdict)) == (77.1, "reproduced: +0.06 points")
     assert (top5.measured, str(top5.verdict)) == (94.0, "off: +0.50 points")
@@ -97,46 +90,46 @@ def test_scores_on_imagenet_have_their_verdict_their_standard_error_and_where_th
     assert str(waiting.verdict) == f"not measured: {command}"
 
 
-def test_a_subset_of_imagenet_is_underpowered() -> None:
+def test_subset_of_imagenet_is_underpowered() -> None:
     part = rows_of("tencrop224", 80.0, 95.0, count=1000)
-    top1 = by_id(scores.report_imagenet_scores(part))["table1/resnext101_stdbn_lr_256/tencrop224/top1"]
+    top1 = by_key(scores.report_imagenet_scores(part))["table1/resnext101_stdbn_lr_256/tencrop224/top1"]
     assert (top1.measured, top1.verdict.state) == (80.0, "underpowered")
     assert "scored on 1,000 of 50,000 images" in top1.verdict.reason
 
 
-def test_every_published_score_has_a_row_and_those_on_test_images_cannot_be_measured() -> None:
+def test_every_published_score_has_row() -> None:
     sections = [scores.report_imagenet_scores([]), scores.report_segmentation_scores(), scores.report_readme_scores([])]
-    assert [len(by_id(section)) for section in sections] == [36, 21, 19]
-    found = {key: comparison.pending for section in sections for key, comparison in by_id(section).items()}
+    assert [len(by_key(section)) for section in sections] == [36, 21, 19]
+    found = {key: comparison.pending for section in sections for key, comparison in by_key(section).items()}
     assert {key for key, pending in found.items() if pending == scores.NO_LABELS} == {
         "table2/cityscapes_test/miou",
         "table2/vistas_test/miou",
         "readme/wider_resnet38_deeplab_vistas/whole-flip/miou",
     }
-    training = by_id(sections[1])["table2/cityscapes_resnext101_stdbn/miou"].verdict
+    training = by_key(sections[1])["table2/cityscapes_resnext101_stdbn/miou"].verdict
     assert re.match("not measured: `zoo train cityscapes_resnext101_stdbn DATA`", str(training))
-    assert published("inplace_abn", "table2/vistas_test/miou").network == ""
+    assert published_number("inplace_abn", "table2/vistas_test/miou").network == ""
 
 
 @pytest.fixture(scope="module")
-def figures_1_and_2() -> list[Section]:
+def figures_1_and_2() -> list[ReportSection]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(figures, "SIDE", 8)
         return [figures.count_block_buffers(), figures.count_stored_tensors()]
 
 
 @pytest.mark.parametrize(("norm", "maps"), [("standard", 6), ("inplace", 3)])
-def test_a_block_stores_the_maps_of_figure_1_with_a_first_norm_of_twice_the_size(norm: str, maps: int) -> None:
+def test_block_stores_maps_of_figure_1(norm: str, maps: int) -> None:
     width, side = figures.WIDTH, figures.SIDE
     block = IdentityResidualBlock(2 * width, (width, width, 2 * width), norm_act(norm), groups=64)
     one = 4 * 2 * width * side**2
     assert sorted(figures.stored_sizes(block, batch=2)) == sorted([one] * (maps * 2 // 3) + [2 * one] * (maps // 3))
-    number = published("inplace_abn", f"figure1/buffers_{norm}")
+    number = published_number("inplace_abn", f"figure1/buffers_{norm}")
     assert number.value == maps
 
 
-def test_figures_1_and_2_and_the_saved_half_are_counted_as_published(figures_1_and_2: list[Section]) -> None:
-    found = {key: comparison for section in figures_1_and_2 for key, comparison in by_id(section).items()}
+def test_figures_1_and_2_and_saved_half_are_counted_as_published(figures_1_and_2: list[ReportSection]) -> None:
+    found = {key: comparison for section in figures_1_and_2 for key, comparison in by_key(section).items()}
     assert len(found) == 2 + 5 + 1
     assert {comparison.verdict.state for comparison in found.values()} == {"reproduced"}
     assert found["figure2/standard"].measured == "x and z"
@@ -145,12 +138,12 @@ def test_figures_1_and_2_and_the_saved_half_are_counted_as_published(figures_1_a
 
 
 @pytest.fixture(scope="module")
-def network_memory() -> Section:
+def network_memory() -> ReportSection:
     return figures.count_network_memory({"resnext50": True}, batch=2)
 
 
-def test_a_network_of_blocks_with_three_norms_holds_almost_half_with_in_place_norms(network_memory: Section) -> None:
-    most = by_id(network_memory)["abstract/memory"]
+def test_in_place_norms_almost_halve_held_bytes(network_memory: ReportSection) -> None:
+    most = by_key(network_memory)["abstract/memory"]
     assert most.what == "largest of all networks: resnext50, iABN plain"
     assert isinstance(most.measured, float)
     assert 45 < most.measured < 50
@@ -169,10 +162,10 @@ class BatchByHand:
         return int(memory_bytes // self._image_bytes)
 
 
-def test_batches_of_section_4_1_are_the_batches_of_four_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_batches_of_section_4_1_are_batches_of_four_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(figures, "MemoryPrediction", BatchByHand)
     section = figures.measure_batches()
-    found = {key: (comparison.measured, str(comparison.verdict)) for key, comparison in by_id(section).items()}
+    found = {key: (comparison.measured, str(comparison.verdict)) for key, comparison in by_key(section).items()}
     assert found == {
         "section4.1/resnext101_stdbn_lr_256/batch": (320, "reproduced: at least 256 and at most 511"),
         "section4.1/resnext101_ipabn_lr_512/batch": (600, "reproduced: at least 512"),
@@ -180,12 +173,12 @@ def test_batches_of_section_4_1_are_the_batches_of_four_gpus(monkeypatch: pytest
         "section4.1/wider_resnet38_ipabn_lr_256/batch_stdbn": (320, "better: at most 255"),
         "section4.1/densenet264_ipabn_lr_256/batch_stdbn": (320, "better: at most 255"),
     }
-    number = published("inplace_abn", "section4.1/resnext101_stdbn_lr_256/batch")
+    number = published_number("inplace_abn", "section4.1/resnext101_stdbn_lr_256/batch")
     judged = [Comparison("a", images, number).verdict.state for images in (255, 256, 511, 512)]
     assert judged == ["off", "reproduced", "reproduced", "better"]
 
 
-def test_timed_blocks_have_the_shapes_of_the_network() -> None:
+def test_timed_blocks_have_shapes_of_network() -> None:
     model, shapes = build_network(NetworkSpec(arch="resnext101", options={"input_3x3": True})).eval().to("meta"), []
     for module in range(2, 6):
         convolution = model.get_submodule(f"mod{module}.block2.convs.conv2")
@@ -211,7 +204,7 @@ def claims(**modules: dict[str, list[float]]) -> dict[str, tuple[Any, str]]:
     }
 
 
-def test_overheads_are_compared_with_the_range_of_the_paper() -> None:
+def test_overheads_are_compared_with_the_range_of_paper() -> None:
     found = claims(CONV1=times(1), CONV2=times(2.6))
     assert found["section4.3/overhead_inplace_least"] == (pytest.approx(1), "reproduced: +0.20 points")
     assert found["section4.3/overhead_inplace_most"] == (pytest.approx(2.6), "reproduced: +0.60 points")
@@ -221,13 +214,12 @@ def test_overheads_are_compared_with_the_range_of_the_paper() -> None:
     assert without["section4.3/overhead_inplace_least"][1] == "better: -1.80 points"
 
 
-def test_rounds_that_differ_more_than_the_strategies_are_underpowered() -> None:
+def test_noisy_rounds_are_underpowered() -> None:
     found = claims(CONV1=times(1, noise=3))
     assert {verdict.partition(":")[0] for _, verdict in found.values()} == {"underpowered"}
 
 
 def test_both_blocks_are_timed_in_every_module() -> None:
     section = timing.measure_overheads({"CONV1": (64, 4), "CONV2": (128, 2)}, batch=2, rounds=3, sample_s=1e-6)
-    assert len(by_id(section)) == 2
+    assert len(by_key(section)) == 2
     assert {comparison.n for comparison in section.comparisons} == {3}
-    assert "CONV2 128 x 2^2" in section.setting

@@ -12,7 +12,7 @@ MEASURED_WITH_OTHERS = {"inplace_abn": {"Section 1", "Section 5"}, "revnet": {"S
 
 
 @pytest.mark.parametrize("paper", PAPERS)
-def test_a_measurement_is_named_after_the_item_of_its_numbers(paper: str) -> None:
+def test_measurement_is_named_after_item_of_its_numbers(paper: str) -> None:
     items = list(dict.fromkeys(number.item for number in published_numbers(paper).values()))
     found = dict.fromkeys(each.item for each in measurements_of(paper))
     assert list(found) == [item for item in items if item not in MEASURED_WITH_OTHERS[paper]]

@@ -10,26 +10,26 @@ import pytest
 from tests.reproduce.scoreboards import ENVIRONMENT, found, number, publish, section
 from zoo.benchmark.plot_style import Line, Panel
 from zoo.errors import ConfigError
-from zoo.reproduce.comparison import Comparison, Section
+from zoo.reproduce.comparison import Comparison, ReportSection
 from zoo.reproduce.paper_report import read_report, write_report
 from zoo.reproduce.papers import PAPERS
 from zoo.reproduce.training_runs import load_changed
 
 
-def test_all_experiments_of_the_tables_exist() -> None:
+def test_all_experiments_of_tables_exist() -> None:
     for name in (name for paper in PAPERS.values() for name in paper.experiments):
         assert load_changed(name).network.num_classes in (10, 100, 1000)
 
 
-def test_reports_hold_all_comparisons_and_have_a_plot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reports_hold_all_comparisons_and_have_plot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("matplotlib")
     panel = Panel("p", "x", "y", [Line("a", [1, 2], [3.0, 4.0]), Line("law", [1, 2], [3.0, 5.0], True)], True, True)
     one, two = number("table3/one", 2, unit="B", evidence="memory measured"), number("table3/two")
     publish(monkeypatch, one, two)
     near = Comparison("bytes", 2.1, one)
-    first = Section("one", "Table 1", "Measured so.", [near], ["a note"], [panel], environment=ENVIRONMENT)
+    first = ReportSection("one", "Table 1", [near], [panel], environment=ENVIRONMENT)
     missing = Comparison("error", None, two, pending="`zoo train x`")
-    plain = Section("two", "Table 2", "Not measured.", [missing], environment=ENVIRONMENT)
+    plain = ReportSection("two", "Table 2", [missing], environment=ENVIRONMENT)
     header = {"benchmark": "revnet", "command": "zoo reproduce", "environment": ENVIRONMENT}
     write_report(tmp_path, header, [first, plain], with_plots=True)
     assert read_report(tmp_path, "revnet") == [first, plain]
@@ -46,14 +46,14 @@ ONE, TWO = number("table3/one"), number("table3/two", 5.17)
 
 
 @pytest.mark.parametrize("text", ["no JSON", "[]", "{}", '{"sections": [{"key": "a"}]}'])
-def test_a_file_other_than_a_report_is_refused(tmp_path: Path, text: str) -> None:
+def test_non_report_file_raises(tmp_path: Path, text: str) -> None:
     assert read_report(tmp_path, "revnet") == []
     (tmp_path / "revnet.json").write_text(text)
     with pytest.raises(ConfigError, match=r"revnet\.json: .*not written by zoo reproduce"):
         read_report(tmp_path, "revnet")
 
 
-def test_a_number_no_longer_published_has_no_comparison(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unpublished_number_has_no_comparison(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     publish(monkeypatch, ONE, TWO)
     header = {"benchmark": "revnet", "command": "", "environment": ENVIRONMENT}
     write_report(tmp_path, header, [section(found(ONE), found(TWO))], with_plots=False)

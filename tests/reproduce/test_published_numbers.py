@@ -5,14 +5,13 @@ from __future__ import annotations
 import json
 import re
 from decimal import Decimal
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from zoo.config.architectures import ARCHITECTURES
 from zoo.config.parse import experiments_dir, load_experiment
-from zoo.reproduce.published_numbers import PUBLISHED_DIR, PublishedNumber, published, published_numbers
+from zoo.reproduce.published_numbers import PUBLISHED_DIR, PublishedNumber, published_number, published_numbers
 
 PAPERS = sorted(file.stem for file in PUBLISHED_DIR.glob("*.json"))
 EXPERIMENTS = {file.stem: load_experiment(file) for file in sorted(experiments_dir().glob("*.json"))}
@@ -67,7 +66,7 @@ def test_every_printed_number_stands_in_its_quotation(paper: str) -> None:
 
 
 @pytest.mark.parametrize("paper", PAPERS)
-def test_keys_are_unique_in_a_file_and_quantities_in_an_item(paper: str) -> None:
+def test_keys_are_unique_in_file_and_quantities_in_item(paper: str) -> None:
     pairs: list[tuple[str, Any]] = json.loads((PUBLISHED_DIR / f"{paper}.json").read_text(), object_pairs_hook=list)
     keys = [key for key, _ in pairs]
     assert sorted(keys) == sorted(set(keys))
@@ -77,13 +76,13 @@ def test_keys_are_unique_in_a_file_and_quantities_in_an_item(paper: str) -> None
 
 
 @pytest.mark.parametrize("paper", PAPERS)
-def test_the_network_of_each_number_exists_in_zoo(paper: str) -> None:
+def test_network_of_each_number_exists_in_zoo(paper: str) -> None:
     known = {"", *EXPERIMENTS, *ARCHITECTURES}
     assert [number.id for number in published_numbers(paper).values() if number.network not in known] == []
 
 
-def test_a_number_needs_an_id_and_one_of_four_kinds(tmp_path: Path) -> None:
-    number = published("inplace_abn", "table1/resnext101_stdbn_lr_256/center224/top1")
+def test_number_needs_id_and_one_of_four_kinds() -> None:
+    number = published_number("inplace_abn", "table1/resnext101_stdbn_lr_256/center224/top1")
     assert number.id == "inplace_abn/table1/resnext101_stdbn_lr_256/center224/top1"
     assert (number.paper, number.number, number.text, number.kind) == ("inplace_abn", 77.04, "77.04", "printed")
     with pytest.raises(ValueError, match="kind"):
@@ -115,7 +114,7 @@ def test_experiments_expect_published_numbers(name: str, protocol: str, metric: 
         assert len(published_as(name, protocol, metric, value)) == 1
 
 
-def test_every_published_score_of_an_experiment_is_expected_of_it() -> None:
+def test_every_published_score_of_experiment_is_expected_of_it() -> None:
     """Of the tables and the README on InPlace-ABN, whose keys name experiment, protocol and metric."""
     scores = {f"{name}/{protocol}/{metric}" for name, protocol, metric, _ in EXPECTED}
     scores |= {f"{name}/{metric}" for name, _, metric, _ in EXPECTED}

@@ -9,35 +9,27 @@ from typing import Any
 import pytest
 import torch
 
-from tests.reproduce.runs import make_run, run_of
+from tests.reproduce.runs import by_key, make_run, run_of
 from zoo.config.parse import experiments_dir, load_experiment
 from zoo.layers.invertible import InvertibleNorm
 from zoo.reproduce import revnext_figure12 as figure12
 from zoo.reproduce import revnext_figures5and6 as laws
 from zoo.reproduce import revnext_figures10and11 as chains
 from zoo.reproduce import revnext_tables1and2 as memory
-from zoo.reproduce.comparison import Comparison, Section
+from zoo.reproduce.comparison import ReportSection
 from zoo.reproduce.paper_networks import build_revnext
 from zoo.reproduce.papers import PAPERS
-from zoo.reproduce.published_numbers import published, published_numbers
+from zoo.reproduce.published_numbers import published_number, published_numbers
 from zoo.reproduce.training_runs import read_runs
 
 NUMBERS = published_numbers("revnext")
 
 
-def states(section: Section) -> dict[str, str]:
+def states(section: ReportSection) -> dict[str, str]:
     return {comparison.what: comparison.verdict.state for comparison in section.comparisons}
 
 
-def by_key(section: Section) -> dict[str, Comparison]:
-    """Return the first comparison with each published number, which is the number's row in the scoreboard."""
-    found: dict[str, Comparison] = {}
-    for comparison in section.comparisons:
-        found.setdefault(comparison.published.id.removeprefix("revnext/"), comparison)
-    return found
-
-
-def test_hybrids_over_depth_have_one_unit_per_branch_and_over_slopes_two(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hybrids_have_published_units_per_branch(monkeypatch: pytest.MonkeyPatch) -> None:
     """Notebook 1.b, cell 9, and notebook 1, cell 9."""
     built: list[dict[str, Any]] = []
 
@@ -56,6 +48,7 @@ def test_hybrids_over_depth_have_one_unit_per_branch_and_over_slopes_two(monkeyp
 
 
 def test_laws_of_one_inverted_layer_hold_within_two_percent() -> None:
+    torch.manual_seed(0)
     assert laws.norm_law([1.0, 0.1]) == pytest.approx((2 * 0.1 / 1.01) ** 2)
     for gains in ([1.0, 0.1], [1.0, 1.0, 0.2]):
         law = laws.norm_law(gains)
@@ -64,7 +57,7 @@ def test_laws_of_one_inverted_layer_hold_within_two_percent() -> None:
         assert laws.measure_slope(slope, 1e-5) == pytest.approx(laws.slope_law(slope), rel=0.02)
 
 
-def test_plots_of_the_laws_have_their_curves_beside_them(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_plots_of_laws_have_their_curves_beside_them(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(laws, "DIVISORS", (1, 100))
     monkeypatch.setattr(laws, "SLOPES", (1e-3, 1.0, 1e3))
     for section in (laws.measure_norm_law(), laws.measure_slope_law()):
@@ -72,14 +65,14 @@ def test_plots_of_the_laws_have_their_curves_beside_them(monkeypatch: pytest.Mon
         assert all(panel.lines[-1].is_theory for panel in section.panels)
 
 
-def test_flat_networks_lose_far_more_of_the_ratio_than_hybrid_ones() -> None:
+def test_flat_networks_lose_far_more_of_ratio_than_hybrid_ones() -> None:
     flat = {n: min(chains.measure_ratios(chains.FLAT, 0.2, 4, layers=(n, n, n))) for n in (1, 2)}
     hybrid = {n: min(chains.measure_ratios(chains.HYBRID, 0.2, 4, blocks=(n, n))) for n in (1, 2)}
     assert flat[1] / flat[2] > 1e3
     assert hybrid[1] / hybrid[2] < 1e2
 
 
-def test_ratios_inside_a_block_are_lower_than_the_ratio_of_its_exact_input() -> None:
+def test_ratios_inside_block_are_lower_than_ratio_of_its_exact_input() -> None:
     found = chains.measure_ratios(chains.HYBRID, 0.2, 4, blocks=(1, 1))
     assert len(found) == 2 + 1 + 6 + 2 * (1 + 1 + 12), "conv, norm and activation in f and g; two of each after a pool"
     own, *inner = found[-13:]
@@ -87,7 +80,7 @@ def test_ratios_inside_a_block_are_lower_than_the_ratio_of_its_exact_input() -> 
 
 
 @torch.no_grad()
-def test_norms_inverted_as_in_the_authors_code_have_a_ratio_of_at_most_four_n_squared() -> None:
+def test_norms_of_authors_code_have_bounded_ratio() -> None:
     """Dividing by the unbiased deviation scales the input by about 1 + 1 / (2 n) for n values per channel."""
     torch.manual_seed(0)
     model = build_revnext(chains.FLAT)
@@ -103,28 +96,30 @@ def test_norms_inverted_as_in_the_authors_code_have_a_ratio_of_at_most_four_n_sq
     )
 
 
-def test_figures_10_and_11_have_a_point_for_each_layer_depth_and_slope(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(chains, "DEPTHS", {"flat": {3: {"layers": (1, 1, 1)}}, "hybrid": {3: {"blocks": (1, 1)}}})
+def test_figures_10_and_11_have_point_for_each_layer_depth_and_slope(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        chains, "LEVELS_OVER_DEPTHS", {"flat": {3: {"layers": (1, 1, 1)}}, "hybrid": {3: {"blocks": (1, 1)}}}
+    )
     monkeypatch.setattr(chains, "SLOPES", (0.2,))
     monkeypatch.setattr(chains, "ALL_SLOPES", (0.001, 0.2, 0.75))
     monkeypatch.setattr(chains, "BATCHES", {True: 1, False: 2})
     monkeypatch.setattr(chains, "SEEDS", (0,))
     section = chains.measure_depths()
     assert [len(line.x) for panel in section.panels for line in panel.lines] == [1, 1, 3, 3]
-    section = chains.measure_layers()
+    section = chains.measure_ratios_over_layers()
     _, flat, _, hybrid = section.panels[0].lines
     assert len(flat.x) == 2 + 3 * 7 + 2, "the stem's norm and activation, seven units, two pools"
     assert len(hybrid.x) == 2 + 6 + 2 + 6 + 5 * 12, "one block of a unit per branch, five of two"
 
 
-def test_ratios_of_random_networks_are_a_median_with_its_range() -> None:
-    section = Section("figure10", "Figure 10", "Measured.")
+def test_ratios_of_random_networks_are_median_with_its_range() -> None:
+    section = ReportSection("figure10", "Figure 10")
     chains._add(section, "x", "figure10/flat_first", [300.0, 100.0, 150.0])
     (found,) = section.comparisons
     assert (found.measured, found.n, found.spread, found.note) == (150.0, 3, 200.0, "1e+02 to 3e+02")
 
 
-def test_memory_is_a_slope_without_constants_times_the_pixels_of_the_paper() -> None:
+def test_memory_is_slope_without_constants_times_pixels_of_paper() -> None:
     (comparison,) = (
         each
         for each in memory.measure_pixels(["revnext_flat"], sizes=(64, 96), batch=4).comparisons
@@ -134,13 +129,13 @@ def test_memory_is_a_slope_without_constants_times_the_pixels_of_the_paper() -> 
     assert comparison.measured * 1e6 / memory.PAPER_PIXELS == pytest.approx(320, rel=0.2)
 
 
-def test_the_papers_rule_gives_its_bytes_per_pixel() -> None:
+def test_papers_rule_gives_its_bytes_per_pixel() -> None:
     """515 values of all layers and 4 of a gradient; 128 inside a block and 32 of its gradient; 80 and 88."""
     counts = [memory.count_by_rule(name) for name in memory.NETWORKS]
     assert counts == [4 * (515 + 4), 4 * 160, 4 * 160, 4 * (32 + 32 + 16), 4 * (32 + 32 + 16 + 8)]
 
 
-def test_memory_of_a_whole_data_set_is_about_that_of_its_pixels() -> None:
+def test_memory_of_whole_data_set_follows_its_pixels() -> None:
     by_rule, counted = (c.measured for c in memory.count_whole_data_sets().comparisons if "of 32 pixels" in c.what)
     assert isinstance(by_rule, float)
     assert isinstance(counted, float)
@@ -148,7 +143,7 @@ def test_memory_of_a_whole_data_set_is_about_that_of_its_pixels() -> None:
     assert by_rule < counted < 1.2 * by_rule
 
 
-def test_training_of_table_2_fits_into_the_gpu() -> None:
+def test_training_of_table_2_fits_into_gpu() -> None:
     rows = by_key(memory.report_gpu())
     small, whole = rows["section5.2/available_memory"].measured, rows["abstract/gpu_memory"].measured
     assert isinstance(small, float)
@@ -159,8 +154,8 @@ def test_training_of_table_2_fits_into_the_gpu() -> None:
     assert rows["abstract/minutes"].verdict.state == "not measured"
 
 
-def test_an_untrained_row_gives_its_training_command() -> None:
-    for section in (memory.report_cifar10_errors([]), figure12.report_reconstruction([])):
+def test_untrained_row_gives_its_training_command() -> None:
+    for section in (memory.report_cifar10_errors([]), figure12.report_accuracies([])):
         missing = [comparison for comparison in section.comparisons if comparison.measured is None]
         assert missing
         for comparison in missing:
@@ -168,10 +163,10 @@ def test_an_untrained_row_gives_its_training_command() -> None:
             assert comparison.verdict.reason.startswith("`zoo train ")
 
 
-def test_a_run_of_a_network_of_figure_12_stands_beside_its_published_accuracy(tmp_path: Path) -> None:
+def test_figure_12_run_is_compared_with_published_accuracy(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run", [90.0] * 50, "revnext_cifar10", memory="plain", options={"blocks": [1, 2]})
     runs = read_runs([run], PAPERS["revnext"].experiments)
-    section = figure12.report_reconstruction(runs)
+    section = figure12.report_accuracies(runs)
     rows = by_key(section)
     for key in ("figure12/hybrid_run2_1-2/stored", "figure12/hybrid_run3_1-2/stored"):
         assert rows[key].measured == 90.0
@@ -184,7 +179,7 @@ def test_a_run_of_a_network_of_figure_12_stands_beside_its_published_accuracy(tm
     assert [len(line.x) for panel in section.panels for line in panel.lines] == [10, 10, 10, 9, 6, 1, 6, 6, 1, 6]
 
 
-def test_one_run_fills_all_rows_of_its_network_for_any_spelling_of_its_file(tmp_path: Path) -> None:
+def test_one_run_fills_all_rows_of_its_network(tmp_path: Path) -> None:
     """The default depth may be omitted, and what changes neither the network nor the images does not count."""
     for number, options in enumerate(({}, {"blocks": [1, 2], "units": 2})):
         folder = make_run(tmp_path / str(number), [90.0] * 7, "revnext_cifar10", options=options)
@@ -194,13 +189,13 @@ def test_one_run_fills_all_rows_of_its_network_for_any_spelling_of_its_file(tmp_
         (folder / "experiment.json").write_text(json.dumps(saved))
         (run,) = read_runs([folder], PAPERS["revnext"].experiments)
         assert run.experiment == "revnext_cifar10"
-    rows = by_key(figure12.report_reconstruction([run]))
+    rows = by_key(figure12.report_accuracies([run]))
     keys = [key for key, row in rows.items() if "a run has 7 of 50 epochs" in row.verdict.reason]
     assert keys == [f"figure12/hybrid_{run}_1-2/reconstructed" for run in ("run2", "run3", "drawn_run2", "drawn_run3")]
 
 
-def test_the_accuracy_of_the_abstract_is_judged_as_an_accuracy() -> None:
+def test_accuracy_of_abstract_is_judged_as_accuracy() -> None:
     run = run_of("revnext_cifar10", 93.2, num_training_images=50_000, num_validation_images=10_000)
     row = by_key(memory.report_cifar10_errors([run]))["abstract/top1"]
     assert row.measured == pytest.approx(93.2)
-    assert row.published == published("revnext", "abstract/top1")
+    assert row.published == published_number("revnext", "abstract/top1")

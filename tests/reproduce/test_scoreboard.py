@@ -17,20 +17,20 @@ def _published(monkeypatch: pytest.MonkeyPatch) -> None:
     publish(monkeypatch, ONE, TWO, MISSING)
 
 
-def test_every_published_number_has_a_row_in_the_order_of_the_papers() -> None:
+def test_every_published_number_has_row_in_the_order_of_papers() -> None:
     states = {id: row.state for id, row in rows().items()}
     assert states == {MISSING.id: "not measured", ONE.id: "not measured", TWO.id: "not measured"}
     assert rows()[ONE.id].command == "zoo reproduce revnet"
 
 
-def test_a_row_has_the_measured_number_and_where_it_is_from() -> None:
+def test_row_has_measured_number_and_where_it_is_from() -> None:
     row = rows(section(found(ONE)))[ONE.id]
     assert (row.comparisons[0].measured, row.state) == (7.3, "reproduced")
     assert (row.environment["commit"], row.date) == ("a" * 40, "2026-03-04")
     assert row.command == "zoo reproduce revnet --only 'Table 3'"
 
 
-def test_measurements_from_runs_have_a_commit_and_measurements_from_a_report_its_command() -> None:
+def test_measurements_have_commit_or_command() -> None:
     of_runs = rows(section(found(ONE, environment={"commit": "b" * 40})))[ONE.id]
     assert (of_runs.environment["commit"], of_runs.date) == ("b" * 40, "")
     of_report = rows(section(found(ONE, date="2025-01-01T00:00:00", command="zoo reproduce imagenet")))[ONE.id]
@@ -41,17 +41,17 @@ def test_measurements_from_runs_have_a_commit_and_measurements_from_a_report_its
     ("first", "second", "state"),
     [(100, 50, "better"), (50, 100, "better"), (100, 200, "off"), (200, 50, "off"), (100, 101, "reproduced")],
 )
-def test_a_row_is_no_better_than_its_worst_measurement(first: float, second: float, state: str) -> None:
+def test_row_is_no_better_than_its_worst_measurement(first: float, second: float, state: str) -> None:
     row = rows(section(*(found(TWO, value, spread=None) for value in (first, second))))[TWO.id]
     assert ([each.measured for each in row.comparisons], row.state) == ([first, second], state)
 
 
-def test_a_pending_comparison_does_not_replace_a_measurement() -> None:
+def test_pending_comparison_does_not_replace_measurement() -> None:
     row = rows(section(waiting(ONE), found(ONE)))[ONE.id]
     assert ([each.measured for each in row.comparisons], row.state) == ([7.3], "reproduced")
 
 
-def test_numbers_are_counted_by_evidence_and_those_that_are_off_are_named() -> None:
+def test_numbers_are_counted_by_evidence_and_mismatches_named() -> None:
     of_all = list(rows(section(found(ONE), found(TWO, 100, spread=None), found(TWO, 200, spread=None))).values())
     headers, *lines = counts_by_evidence(of_all)
     assert headers == ["evidence", "numbers", "reproduced", "better", "off", "underpowered", "not measured"]

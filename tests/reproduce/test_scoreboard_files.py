@@ -14,7 +14,7 @@ from zoo.reproduce.scoreboard_files import csv_text, read_rows, summary, write_f
 RESULTS = Path(__file__).parents[2] / "docs" / "results"
 
 
-def test_a_page_keeps_everything_but_its_scoreboard(tmp_path: Path) -> None:
+def test_page_keeps_everything_but_its_scoreboard(tmp_path: Path) -> None:
     assert write_forms(tmp_path) == ["README.md", "reproduction.csv"]
     page = tmp_path / "README.md"
     written = page.read_text()
@@ -27,7 +27,7 @@ def test_a_page_keeps_everything_but_its_scoreboard(tmp_path: Path) -> None:
     assert page.read_text().rstrip() == f"Above.\n{written}".rstrip()
 
 
-def test_an_item_with_a_plot_links_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_item_with_plot_links_it(monkeypatch: pytest.MonkeyPatch) -> None:
     plotted, other = number("table3/a"), number("table4/a", item="Table 4")
     publish(monkeypatch, plotted, other)
     drawn = section(found(plotted))
@@ -37,7 +37,7 @@ def test_an_item_with_a_plot_links_it(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "| Table 4 " in text
 
 
-def test_the_committed_files_have_a_line_for_each_number() -> None:
+def test_committed_files_have_line_for_each_number() -> None:
     """After a change of the published numbers: zoo reproduce all, as docs/results/README.md has it."""
     committed = read_rows(RESULTS)
     assert [row.number.id for row in committed if row.section is None or not row.worst.reason] == []

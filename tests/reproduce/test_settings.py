@@ -77,7 +77,7 @@ REVNET_TABLE_2 = {
 
 
 @pytest.mark.parametrize(("pattern", "place", "printed"), PRINTED, ids=[f"{row[0]}, {row[1]}" for row in PRINTED])
-def test_experiments_have_the_printed_settings(pattern: str, place: str, printed: dict[str, Any]) -> None:
+def test_experiments_have_printed_settings(pattern: str, place: str, printed: dict[str, Any]) -> None:
     names = [name for name in experiment_names() if fnmatchcase(name, pattern)]
     assert names
     for name in names:
@@ -86,14 +86,14 @@ def test_experiments_have_the_printed_settings(pattern: str, place: str, printed
 
 
 @pytest.mark.parametrize(("name", "row"), REVNET_TABLE_2.items())
-def test_networks_have_the_published_structure(name: str, row: str) -> None:
+def test_networks_have_published_structure(name: str, row: str) -> None:
     structure = architecture(name).structure
     widths = structure["widths"] if "cifar" in name else structure["widths"][1:]
     units, channels = ("-".join(map(str, each)) for each in (structure["structure"], widths))
     assert f"{'Yes' if structure['bottleneck'] else 'No'} {units} {channels}" == row
 
 
-def test_constants_of_networks_and_schedules_equal_the_published_ones() -> None:
+def test_constants_of_networks_and_schedules_equal_published_ones() -> None:
     """InPlace-ABN, sections 4.1 and 4.2: cardinality, end of the linear decay, dilations and channels of the head."""
     assert (GROUPS, MIN_LINEAR_LR) == (64, 1e-6)
     assert (HEAD_DILATIONS[8], HEAD_CHANNELS) == ((12, 24, 36), 256)

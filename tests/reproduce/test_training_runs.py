@@ -1,4 +1,4 @@
-"""What is kept of training runs stands for their log folders: the same report follows from it."""
+"""A runs file replaces log folders: the same report follows from it."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ def train(epoch: int, loss: float) -> dict[str, Any]:
     return {"event": "train", "epoch": epoch, "epoch_loss": loss, "epoch_top1": 10.0}
 
 
-def test_a_log_folder_yields_one_line_per_epoch(tmp_path: Path) -> None:
-    """The last report of an epoch has its means; what an interrupted run did again replaces what it had done."""
+def test_log_folder_yields_one_line_per_epoch(tmp_path: Path) -> None:
+    """The last report of an epoch has its means; repeated epochs of a resumed run replace the earlier ones."""
     folder = make_run(tmp_path / "a", [])
     images = {"train": {"images": 500, "names": "12ab"}, "val": {"images": 50, "names": "34cd"}}
     add_records(
@@ -50,7 +50,7 @@ def test_a_log_folder_yields_one_line_per_epoch(tmp_path: Path) -> None:
     assert run.data == "train 12ab, val 34cd"
 
 
-def test_runs_of_a_changed_experiment_are_named_by_the_changes_of_its_network() -> None:
+def test_runs_are_named_by_changes_of_network() -> None:
     run = run_of("revnext_flat_cifar10", 90.0, num_epochs=1, memory="plain")
     changes = {
         "optimizer.schedule.epochs": 40,
@@ -62,7 +62,7 @@ def test_runs_of_a_changed_experiment_are_named_by_the_changes_of_its_network() 
     assert run.label == "revnext_flat_cifar10, stored, seed 1"
 
 
-def test_a_runs_file_replaces_its_folders(tmp_path: Path) -> None:
+def test_runs_file_replaces_its_folders(tmp_path: Path) -> None:
     folders = [make_run(tmp_path / "a", [10.0, 20.0]), make_run(tmp_path / "b", [30.0], memory="plain", seed=7)]
     add_records(folders[0], {"event": "gradient_angle", "step": 5, "degrees": 0.25})
     runs = read_runs(folders, EXPERIMENTS)
@@ -73,14 +73,14 @@ def test_a_runs_file_replaces_its_folders(tmp_path: Path) -> None:
     assert [replace(run, source="") for run in again] == [replace(run, source="") for run in runs]
 
 
-def test_runs_that_were_trained_alike_share_their_axes(tmp_path: Path) -> None:
+def test_runs_of_same_training_share_axes(tmp_path: Path) -> None:
     names = (EXPERIMENT, "resnet32_cifar10_short", "revnet38_cifar10")
     runs = read_runs([make_run(tmp_path / name, [10.0], name) for name in names], EXPERIMENTS)
     assert [[run.experiment for run in group] for group in groups_of(runs)] == [[*names[:2]], [names[2]]]
 
 
 @pytest.mark.parametrize("name", ["revnet_runs", "revnext_runs"])
-def test_the_committed_curves_are_runs_of_the_experiments_and_can_be_drawn(name: str, tmp_path: Path) -> None:
+def test_committed_curves_can_be_drawn(name: str, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     runs = read_runs([RESULTS / f"{name}.json"], [*EXPERIMENTS, *REVNEXT_EXPERIMENTS])
     assert len(runs) == len(json.loads((RESULTS / f"{name}.json").read_text())["runs"])
@@ -91,7 +91,7 @@ def test_the_committed_curves_are_runs_of_the_experiments_and_can_be_drawn(name:
 @pytest.mark.parametrize(
     "text", ["", "{}", '{"runs": [{"label": "", "seed": 1, "settings": {}, "epochs": [{"epoch": 1}]}]}', "[]", None]
 )
-def test_a_folder_without_runs_is_a_user_error(text: str | None, tmp_path: Path) -> None:
+def test_folder_without_runs_is_user_error(text: str | None, tmp_path: Path) -> None:
     path = tmp_path
     if text is not None:
         path = tmp_path / "x.json"
@@ -100,9 +100,7 @@ def test_a_folder_without_runs_is_a_user_error(text: str | None, tmp_path: Path)
         read_runs([path], EXPERIMENTS)
 
 
-def test_runs_with_unknown_settings_or_without_scores_are_left_out_with_a_warning(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_incomplete_runs_are_left_out_with_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     unknown = make_run(tmp_path / "a", [10.0], activation_param=0.5)
     empty = make_run(tmp_path / "b", [])
     assert read_runs([unknown, empty], EXPERIMENTS) == []

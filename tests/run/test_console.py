@@ -18,7 +18,7 @@ def test_rank_0_prints_notices_and_the_others_only_warnings(capsys: pytest.Captu
     assert capsys.readouterr().err.splitlines() == ["notice", "warning", "rank 1: warning"]
 
 
-def test_without_a_terminal_a_line_is_printed_every_few_batches(capsys: pytest.CaptureFixture[str]) -> None:
+def test_without_terminal_line_is_printed_every_few_batches(capsys: pytest.CaptureFixture[str]) -> None:
     set_up_console(0)
     with Progress("center224", total=5, every=2) as progress:
         for _ in range(5):
@@ -26,7 +26,7 @@ def test_without_a_terminal_a_line_is_printed_every_few_batches(capsys: pytest.C
     assert capsys.readouterr().err.splitlines() == ["center224: 2/5", "center224: 4/5"]
 
 
-def test_without_a_terminal_progress_is_printed_after_half_a_minute(
+def test_without_terminal_progress_is_printed_after_half_minute(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     set_up_console(0)
@@ -38,7 +38,7 @@ def test_without_a_terminal_progress_is_printed_after_half_a_minute(
     assert capsys.readouterr().err.splitlines() == ["validation: 2/9", "validation: 4/9"]
 
 
-def test_without_a_terminal_a_loop_with_lines_of_its_own_has_no_others(
+def test_loop_with_its_own_lines_prints_no_progress(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     set_up_console(0)

@@ -12,11 +12,11 @@ import PIL
 import pytest
 import torch
 
-from zoo.ops.abn import backend
+from zoo.ops import backend
 from zoo.run import environment
 
 
-def test_the_description_is_json_and_names_versions_and_machine() -> None:
+def test_description_is_json_and_names_versions_and_machine() -> None:
     described = environment.describe_environment(torch.device("cpu"))
     assert json.loads(json.dumps(described)) == described
     assert described["torch"] == torch.__version__
@@ -30,7 +30,7 @@ def test_the_description_is_json_and_names_versions_and_machine() -> None:
     assert timedelta(0) <= age < timedelta(hours=1)
 
 
-def test_the_back_end_of_the_norms_is_the_one_in_use() -> None:
+def test_back_end_of_norms_is_one_in_use() -> None:
     with backend.forced("reference"):
         assert environment.describe_environment(torch.device("cpu"))["norms"] == "reference"
 
@@ -55,11 +55,11 @@ def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callab
     environment.checkout_commit.cache_clear()
 
 
-def test_the_commit_is_the_commit_of_the_checkout(checkout: Callable[..., str]) -> None:
+def test_commit_is_commit_of_checkout(checkout: Callable[..., str]) -> None:
     assert environment.checkout_commit() == checkout("rev-parse", "HEAD")
 
 
-def test_changed_files_make_the_commit_dirty(checkout: Callable[..., str]) -> None:
+def test_changed_files_make_commit_dirty(checkout: Callable[..., str]) -> None:
     (environment.ROOT / "zoo/run/environment.py").write_text("changed")
     assert environment.checkout_commit() == f"{checkout('rev-parse', 'HEAD')}-dirty"
 

@@ -1,4 +1,4 @@
-"""Files of segmented images hold the classes as they are, in the colors of their palette."""
+"""Files of segmented images hold classes as pixel values and show the colors of a palette."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def _write(kind: str, path: Path, classes: np.ndarray, num_classes: int) -> None
     KINDS[kind].write(path, Image.new("RGB", (3, 2)), segments, colors_of(config))
 
 
-def test_a_palette_png_has_the_classes_as_values_and_shows_the_published_colors(tmp_path: Path) -> None:
+def test_palette_png_has_class_values_and_published_colors(tmp_path: Path) -> None:
     _write("palette", tmp_path / "new" / "a.png", CLASSES, 65)
     with Image.open(tmp_path / "new" / "a.png") as image:
         assert image.mode == "P"
@@ -57,7 +57,7 @@ def test_probabilities_are_written_with_their_classes(tmp_path: Path) -> None:
         np.testing.assert_allclose(content["probability"], PROBABILITIES, atol=2**-11)
 
 
-def test_other_classes_have_the_colors_of_pascal_voc() -> None:
+def test_other_classes_have_colors_of_pascal_voc() -> None:
     network = {"arch": "deeplab_resnet18", "num_classes": 256}
     config = parse_experiment({"network": network, "segmentation": {"ignore_label": 65535}}, "test")
     colors = colors_of(config)

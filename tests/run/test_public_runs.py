@@ -6,11 +6,13 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
 
 import zoo
 import zoo.run.training
 from tests.engine.tiny import make_images
 from zoo.config.parse import parse_experiment
+from zoo.engine.checkpoint import read
 from zoo.run.training import TrainingResult
 
 SETTINGS = {
@@ -22,14 +24,14 @@ SETTINGS = {
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, TrainingResult]:
-    """A folder with data, and with runs/mine, which one call of `zoo.train` made; and what it returned."""
+    """A folder with data and the log folder runs/mine of one call of `zoo.train`, and its result."""
     root = tmp_path_factory.mktemp("public")
     make_images(root / "data", num_train=4, num_val=3)
     experiment = parse_experiment(SETTINGS, "test")
     return root, zoo.train(experiment, root / "data", log_dir=str(root / "runs" / "mine"), log_every=1)
 
 
-def test_train_returns_the_scores_of_the_last_validation(run: tuple[Path, TrainingResult]) -> None:
+def test_train_returns_scores_of_the_last_validation(run: tuple[Path, TrainingResult]) -> None:
     root, result = run
     log_dir = root / "runs" / "mine"
     records = [json.loads(line) for line in (log_dir / "metrics.jsonl").read_text().splitlines()]
@@ -38,12 +40,18 @@ def test_train_returns_the_scores_of_the_last_validation(run: tuple[Path, Traini
     assert (result.best_score, result.best_epoch) == (validation["top1"], 0)
     for path in (result.checkpoint, result.best_weights):
         assert path is not None
-        assert zoo.score(zoo.load_network(path), root / "data").top1 == result.scores["top1"]
+        assert zoo.score(path, root / "data").top1 == result.scores["top1"]
     assert "epoch 1 validation: " in (log_dir / "training_0.log").read_text()
 
 
-def test_train_refuses_unknown_options_and_names(tmp_path: Path) -> None:
-    with pytest.raises(TypeError, match="print_freq"):
-        zoo.train("resnet18", tmp_path, log_dir=tmp_path / "log", print_freq=3)
-    with pytest.raises(zoo.ConfigError, match="no network, experiment or file called resnet19"):
-        zoo.train("resnet19", tmp_path, log_dir=tmp_path / "log")
+def test_train_continues_from_a_loaded_network(run: tuple[Path, TrainingResult], tmp_path: Path) -> None:
+    root, result = run
+    loaded = zoo.load_network(result.checkpoint)
+    before = {key: value.clone() for key, value in loaded.model.state_dict().items()}
+    again = zoo.train(loaded, root / "data", log_dir=tmp_path / "again", epochs=2)
+    assert again.model is loaded.model
+    assert read(again.checkpoint)["config"]["optimizer"]["schedule"]["epochs"] == 2
+    assert again.scores.keys() == result.scores.keys()
+    assert any(not torch.equal(value, before[key]) for key, value in again.model.state_dict().items())
+    with pytest.raises(zoo.ConfigError, match="is loaded with its weights"):
+        zoo.score(loaded, root / "data", weights=result.checkpoint)

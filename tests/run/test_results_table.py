@@ -6,7 +6,7 @@ from zoo.run.results_table import class_table
 from zoo.tasks.segmentation import SegmentationResult
 
 
-def test_a_class_without_pixels_has_empty_cells() -> None:
+def test_class_without_pixels_has_empty_cells() -> None:
     scores = dict.fromkeys(("miou", "pixel_accuracy", "mean_class_accuracy", "frequency_weighted_iou", "loss"), 0.0)
     confusion = [[6, 2, 0], [0, 2, 0], [0, 0, 0]]
     result = SegmentationResult(**scores, iou=[75.0, 50.0, None], count=1, protocol="whole", confusion=confusion)

@@ -21,7 +21,7 @@ from zoo.data.imagenet import imagenet_wnids
 from zoo.errors import ConfigError, DataError
 from zoo.registry.load_network import LoadedNetwork
 from zoo.run.robustness import score_set
-from zoo.tasks.prediction import Recorder
+from zoo.tasks.prediction import PredictionCollector
 
 SIDE = 8
 SETTINGS = {
@@ -54,7 +54,7 @@ def _logits(network: LoadedNetwork, path: Path) -> Tensor:
 
 
 def _write(root: Path, classes: dict[str, int], predicted: Callable[[Path], int], hits: int = 2) -> None:
-    """Write images into class folders; those of the first classes are images that the network classifies as such."""
+    """Write images into class folders; the network classifies the images of the first classes correctly."""
     seed = len(str(root))
     for name, number in classes.items():
         (root / name).mkdir(parents=True)
@@ -138,20 +138,20 @@ def test_real_accepts_any_label_and_leaves_out_images_without(network: LoadedNet
             if labels[number - 1]:
                 hits.append(any(label in order[:top] for label in labels[number - 1]))
     (tmp_path / "real.json").write_text(json.dumps(labels))
-    recorder = Recorder(tmp_path)
-    scores = score_set(network, tmp_path, "imagenet-real", record=recorder)
+    collector = PredictionCollector(tmp_path)
+    scores = score_set(network, tmp_path, "imagenet-real", record=collector)
     assert scores.content["top1"] == pytest.approx(100 * sum(expected[1]) / len(expected[1]))
     assert scores.content["top5"] == pytest.approx(100 * sum(expected[5]) / len(expected[5]))
     assert (scores.content["count"], scores.content["without_label"]) == (6, 2)
     assert "2 more images have no label and are excluded" in scores.table
-    assert len(recorder.predictions) == 8
+    assert len(collector.predictions) == 8
     (tmp_path / "real.json").unlink()
     with pytest.raises(DataError, match=r"real\.json"):
         score_set(network, tmp_path, "imagenet-real")
 
 
 @pytest.mark.parametrize("change", ["classes", "names"])
-def test_networks_of_other_classes_are_refused(change: str, network: LoadedNetwork, tmp_path: Path) -> None:
+def test_networks_of_other_classes_raise(change: str, network: LoadedNetwork, tmp_path: Path) -> None:
     other: Any
     if change == "classes":
         settings = {**SETTINGS, "network": {"arch": "resnet18", "classes": 10}}

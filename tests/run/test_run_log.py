@@ -69,7 +69,7 @@ def _scalars(folder: Path, tag: str) -> list[tuple[int, float]]:
     return [(event.step, event.value) for event in _events(folder).Scalars(tag)]
 
 
-def test_scalars_stand_at_the_optimizer_step(tmp_path: Path, config: Experiment) -> None:
+def test_scalars_stand_at_optimizer_step(tmp_path: Path, config: Experiment) -> None:
     with RunLog(tmp_path, 0, config) as log:
         log.begin(0, CPU, world_size=1, images={})
         log.train_metrics(_metrics(10))
@@ -81,9 +81,7 @@ def test_scalars_stand_at_the_optimizer_step(tmp_path: Path, config: Experiment)
         assert _scalars(tmp_path, tag) == [(63, value)]
 
 
-def test_angles_of_gradients_are_recorded_and_one_that_is_not_finite_becomes_null(
-    tmp_path: Path, config: Experiment
-) -> None:
+def test_gradient_angles_are_recorded_and_non_finite_is_null(tmp_path: Path, config: Experiment) -> None:
     with RunLog(tmp_path, 0, config) as log:
         log.gradient_angle(50, 0.25)
         log.gradient_angle(100, math.nan)
@@ -91,7 +89,7 @@ def test_angles_of_gradients_are_recorded_and_one_that_is_not_finite_becomes_nul
     assert found == [("gradient_angle", 50, 0.25), ("gradient_angle", 100, None)]
 
 
-def test_a_resume_hides_what_the_interrupted_run_wrote_beyond_its_step(tmp_path: Path, config: Experiment) -> None:
+def test_resume_hides_records_beyond_its_step(tmp_path: Path, config: Experiment) -> None:
     for first_step, steps in ((0, (10, 20, 30)), (20, (30, 40))):
         with RunLog(tmp_path, 0, config) as log:
             log.begin(first_step, CPU, world_size=1, images={})
@@ -104,7 +102,7 @@ def test_a_resume_hides_what_the_interrupted_run_wrote_beyond_its_step(tmp_path:
     assert _records(tmp_path)[5]["step"] == 20
 
 
-def test_the_json_lines_hold_the_same_numbers_and_where_they_come_from(tmp_path: Path, config: Experiment) -> None:
+def test_json_lines_hold_numbers_and_origin(tmp_path: Path, config: Experiment) -> None:
     with RunLog(tmp_path, 0, config) as log:
         log.begin(0, CPU, world_size=2, images={"train": {"images": 5}})
         log.train_metrics(_metrics(10))
@@ -118,7 +116,7 @@ def test_the_json_lines_hold_the_same_numbers_and_where_they_come_from(tmp_path:
     assert (validation["top1"], validation["is_best"]) == (61.0, True)
 
 
-def test_the_text_log_has_a_time_values_and_averages(tmp_path: Path, config: Experiment) -> None:
+def test_text_log_has_time_values_and_averages(tmp_path: Path, config: Experiment) -> None:
     with RunLog(tmp_path, 0, config) as log:
         log.train_metrics(_metrics(10))
         log.validation(1, 63, RESULT, is_best=True)
@@ -141,7 +139,7 @@ def test_settings_are_in_tensorboard_as_text(tmp_path: Path, config: Experiment)
     assert [path for path in tmp_path.iterdir() if path.is_dir()] == []
 
 
-def test_a_torn_last_line_is_cut_off(tmp_path: Path) -> None:
+def test_torn_last_line_is_cut_off(tmp_path: Path) -> None:
     path = tmp_path / METRICS_FILE
     path.write_text('{"event": "start"}\n{"event": "tra')
     lines = JsonLines(path)

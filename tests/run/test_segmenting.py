@@ -20,7 +20,7 @@ from zoo.errors import ConfigError, DataError
 from zoo.registry.load_network import LoadedNetwork
 from zoo.run.label_images import ORIGINAL_KINDS
 from zoo.run.segmenting import segment as segment_images
-from zoo.tasks.tta import segment
+from zoo.tasks.tta import segment_image
 
 CLASSES = 4
 
@@ -63,7 +63,7 @@ def _files(folder: Path) -> dict[str, bytes]:
     }
 
 
-def test_all_output_kinds_have_the_original_size_of_the_image(tmp_path: Path) -> None:
+def test_all_output_kinds_have_original_size_of_image(tmp_path: Path) -> None:
     images, network = _images(tmp_path / "in"), _network()
     summary = segment_images(
         network, images, tmp_path / "out", output=KINDS, scales=(0.5, 1.0), flip=True, longest_side=64
@@ -76,7 +76,9 @@ def test_all_output_kinds_have_the_original_size_of_the_image(tmp_path: Path) ->
     settings = network.experiment.input
     mean, std = (torch.tensor(values).view(3, 1, 1) for values in (settings.mean, settings.std))
     scaled = image.resize((int(image.width * (64 / image.height)), 64), Image.Resampling.BILINEAR)
-    expected = segment(network.model, (ToTensor()(scaled) - mean) / std, (0.5, 1.0), True, (image.height, image.width))
+    expected = segment_image(
+        network.model, (ToTensor()(scaled) - mean) / std, (0.5, 1.0), True, (image.height, image.width)
+    )
     for kind in ("palette", "ids"):
         with Image.open(tmp_path / "out" / kind / "sub" / "a.png") as written:
             assert np.array_equal(np.asarray(written), expected.classes)
@@ -85,7 +87,7 @@ def test_all_output_kinds_have_the_original_size_of_the_image(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("mode", ["palette", "raw", "prob"])
-def test_the_original_projects_files_lie_in_the_folder_itself(tmp_path: Path, mode: str) -> None:
+def test_original_projects_files_lie_in_folder_itself(tmp_path: Path, mode: str) -> None:
     images, network, out = _images(tmp_path / "in"), _network(), tmp_path / "in" / "sub"
     kinds = ORIGINAL_KINDS[mode]
     before = set(_files(out))
@@ -103,7 +105,7 @@ def test_the_original_projects_files_lie_in_the_folder_itself(tmp_path: Path, mo
             np.testing.assert_allclose(np.asarray(written), content["probability"] * 255, atol=1.2)
 
 
-def test_probabilities_of_an_image_never_replace_the_classes_of_another(tmp_path: Path) -> None:
+def test_outputs_of_images_never_collide(tmp_path: Path) -> None:
     for name in ("a.png", "a_prob.png"):
         random_image(0).save(tmp_path / name)
     with pytest.raises(DataError, match=r"a.png and of .*a_prob.png would have the same name, .*/out/a_prob.png"):
@@ -112,7 +114,7 @@ def test_probabilities_of_an_image_never_replace_the_classes_of_another(tmp_path
         segment_images(_network(), tmp_path, tmp_path, output=ORIGINAL_KINDS["raw"], recursive=False)
 
 
-def test_existing_files_are_skipped_unless_replacement_is_requested(tmp_path: Path) -> None:
+def test_existing_files_are_skipped_unless_replace(tmp_path: Path) -> None:
     images, network, out = _images(tmp_path / "in"), _network(), tmp_path / "out"
     segment_images(network, images, out, output=("ids", "prob"))
     before = _files(tmp_path / "out")
@@ -129,7 +131,7 @@ def test_existing_files_are_skipped_unless_replacement_is_requested(tmp_path: Pa
     assert _files(tmp_path / "out") == before
 
 
-def test_an_unreadable_image_is_named_and_the_others_are_processed(tmp_path: Path) -> None:
+def test_unreadable_image_is_named_and_the_others_are_processed(tmp_path: Path) -> None:
     images = _images(tmp_path / "in")
     (images / "broken.png").write_bytes(b"no image")
     random_image(0, 200, 1).save(images / "thin.png")
@@ -141,7 +143,7 @@ def test_an_unreadable_image_is_named_and_the_others_are_processed(tmp_path: Pat
     assert "thin.png" in summary.faults[1]
 
 
-def test_a_source_without_images_raises_an_error_before_anything_is_written(tmp_path: Path) -> None:
+def test_source_without_images_raises(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     for name, message in (("empty", "there is no image in the folder"), ("no", "there is no image or folder .*no;")):
         with pytest.raises(DataError, match=message):
@@ -153,9 +155,7 @@ def test_a_source_without_images_raises_an_error_before_anything_is_written(tmp_
     ("extra", "out", "message"),
     [("b.tif", "out", "b.JPG and of .*b.tif would have the same name"), (None, "in/out", "would lie among the images")],
 )
-def test_clashing_names_are_refused_before_anything_is_computed(
-    tmp_path: Path, extra: str | None, out: str, message: str
-) -> None:
+def test_clashing_names_raise(tmp_path: Path, extra: str | None, out: str, message: str) -> None:
     images, network = _images(tmp_path / "in"), _network()
     if extra is not None:
         random_image(9).save(images / extra)
@@ -166,7 +166,7 @@ def test_clashing_names_are_refused_before_anything_is_computed(
     assert _files(tmp_path) == before
 
 
-def test_a_network_of_another_task_and_an_unknown_kind_are_refused(tmp_path: Path) -> None:
+def test_network_of_another_task_and_unknown_kind_raise(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="tiny classifies whole images"):
         segment_images(_network("resnet18"), tmp_path, tmp_path / "out")
     with pytest.raises(ConfigError, match="output = 'raw': give one or more of palette, ids, prob, overlay"):
@@ -180,7 +180,7 @@ def _segment_as_rank(images: Path, out: Path) -> tuple[int, int, int]:
 
 
 @pytest.mark.dist
-def test_processes_share_the_images_and_make_the_files_of_one(tmp_path: Path) -> None:
+def test_processes_share_images_and_make_files_of_one(tmp_path: Path) -> None:
     images = _images(tmp_path / "in")
     (images / "broken.png").write_bytes(b"no image")
     _segment_as_rank(images, tmp_path / "one")

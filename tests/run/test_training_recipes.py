@@ -52,7 +52,7 @@ FIXED = {
     "warmup_start": None,
     "decay_after_warmup": False,
 }  # a schedule that starts at the full rate
-# A small network in place of that of a recipe, of the same family: its architecture and options.
+# A small network of the same family that replaces the network of a recipe: its architecture and options.
 SMALL: dict[str, tuple[str, dict[str, Any]]] = {
     "torchvision:resnet50": ("torchvision:shufflenet_v2_x0_5", {}),
     "torchvision:mobilenet_v3_large": ("torchvision:mobilenet_v3_large", {"width_mult": 0.25}),
@@ -85,7 +85,7 @@ def tiny(name: str, *, warmup: bool = True, small: bool = True) -> Experiment:
     return parse_experiment(settings, name)
 
 
-def test_a_recipe_sets_exactly_the_settings_of_its_sources() -> None:
+def test_recipe_sets_exactly_settings_of_its_sources() -> None:
     assert sorted(STATED) == sorted(NAMES)
     for name, stated in STATED.items():
         experiment = load_experiment(name)
@@ -158,7 +158,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.slow
 @pytest.mark.parametrize("small", [True, pytest.param(False, marks=pytest.mark.exhaustive)])
 @pytest.mark.parametrize("name", NAMES)
-def test_two_steps_of_a_recipe_have_the_same_bits_if_it_is_lean(
+def test_two_steps_of_recipe_have_the_same_bits_if_it_is_lean(
     name: str, small: bool, data: Path, tmp_path: Path
 ) -> None:
     config = tiny(name, small=small)
@@ -264,7 +264,7 @@ def torchvision_reference(name: str, config: Experiment, step: Step) -> Referenc
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
-def test_a_step_equals_the_step_of_the_other_package(name: str, data: Path, tmp_path: Path) -> None:
+def test_step_equals_step_of_the_other_package(name: str, data: Path, tmp_path: Path) -> None:
     """In float64, where rounding is far below what Adam amplifies; the schedule starts at the full rate."""
     config = tiny(name, warmup=False)
     step, second = take_two_steps(config, data, tmp_path, torch.float64)
@@ -293,7 +293,7 @@ def test_a_step_equals_the_step_of_the_other_package(name: str, data: Path, tmp_
 
 
 def _check_average(name: str, of_timm: bool, first: Step, second: Step) -> None:
-    """Compare the moving average after the second step with that of the other package."""
+    """Compare the moving average after the second step with the average of the other package."""
     assert first.average is not None
     assert second.average is not None
     expected = first.weights  # torchvision updates the average in each 32nd step
@@ -362,7 +362,7 @@ def reference_rates(name: str) -> list[float]:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_the_learning_rates_equal_the_scheduler_of_the_source(name: str) -> None:
+def test_learning_rates_equal_scheduler_of_source(name: str) -> None:
     settings = load_experiment(name).optimizer
     schedule, rate = settings.schedule, settings.learning_rate
     rates = [

@@ -1,4 +1,4 @@
-"""Top-1 and top-5 are those of a hand count, and the loss is smoothed in training alone."""
+"""Top-1 and top-5 equal a manual count, and the loss is smoothed in training alone."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ def _reading(*batches: tuple[Tensor, Tensor]) -> Reading:
     return meter.read()
 
 
-def test_accuracies_equal_a_manual_count() -> None:
+def test_accuracies_equal_manual_count() -> None:
     reading = _reading(_logits_with_target_at_rank([0, 4, 5], 10), _logits_with_target_at_rank([0, 0], 10))
     assert TASK.scores(reading) == {"top1": 60.0, "top5": 80.0}
 
 
-def test_the_loss_is_smoothed_in_training_and_plain_in_validation() -> None:
+def test_loss_is_smoothed_in_training_and_plain_in_validation() -> None:
     logits, targets = torch.randn(4, 7, generator=torch.Generator().manual_seed(0)), torch.tensor([0, 6, 3, 3])
     smoothed = F.cross_entropy(logits, targets, reduction="sum", label_smoothing=SMOOTHING)
     assert torch.equal(TASK.loss(logits, targets), smoothed)
@@ -52,7 +52,7 @@ def test_the_loss_is_smoothed_in_training_and_plain_in_validation() -> None:
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-def test_counting_never_waits_for_the_device() -> None:
+def test_counting_never_waits_for_device() -> None:
     logits, targets = (tensor.cuda() for tensor in _logits_with_target_at_rank([0, 3], 10))
     TASK.counts(logits, targets)
     with no_synchronization():
@@ -74,7 +74,7 @@ def _mixed_batch() -> tuple[Tensor, Tensor, Tensor]:
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
-def test_the_loss_of_mixed_images_equals_timms(smoothing: float) -> None:
+def test_loss_of_mixed_images_equals_timms(smoothing: float) -> None:
     mixup = pytest.importorskip("timm.data.mixup")
     reference = pytest.importorskip("timm.loss").SoftTargetCrossEntropy()
     logits, targets, shares = _mixed_batch()
@@ -84,7 +84,7 @@ def test_the_loss_of_mixed_images_equals_timms(smoothing: float) -> None:
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
 @pytest.mark.parametrize("threshold", [None, 0.0, 0.2, 0.5])
-def test_the_binary_cross_entropy_equals_timms(smoothing: float, threshold: float | None) -> None:
+def test_binary_cross_entropy_equals_timms(smoothing: float, threshold: float | None) -> None:
     mixup = pytest.importorskip("timm.data.mixup")
     loss = pytest.importorskip("timm.loss")
     logits, targets, shares = _mixed_batch()
@@ -97,14 +97,14 @@ def test_the_binary_cross_entropy_equals_timms(smoothing: float, threshold: floa
     torch.testing.assert_close(task.loss(logits.double(), shares).float(), task.loss(logits, shares))
 
 
-def test_the_target_of_a_mixed_image_is_its_largest_share() -> None:
+def test_target_of_mixed_image_is_its_largest_share() -> None:
     logits, targets = _logits_with_target_at_rank([0, 4, 5], 10)
     others = (targets + 1) % 10
     shares = 0.6 * F.one_hot(targets, 10) + 0.4 * F.one_hot(others, 10)
     assert torch.equal(TASK.counts(logits, shares), TASK.counts(logits, targets))
 
 
-def test_the_standard_error_of_an_accuracy_is_binomial() -> None:
+def test_standard_error_of_accuracy_is_binomial() -> None:
     assert standard_error(76.0, 50_000) == pytest.approx(0.191, abs=5e-4)  # at ImageNet's size, half of 0.38 points
     assert standard_error(100.0, 7) == standard_error(0.0, 7) == 0.0
     hits = [1] * 3 + [0] * 7

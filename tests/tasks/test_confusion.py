@@ -1,4 +1,4 @@
-"""Scores of a confusion matrix are those of a count by hand."""
+"""Scores of a confusion matrix equal a manual count."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_every_labeled_pixel_is_counted_once(num_classes: int, shape: tuple[int,
     assert torch.equal(labels, before)
 
 
-def test_scores_equal_a_manual_count() -> None:
+def test_scores_equal_manual_count() -> None:
     """Class 0: 6 of 8 pixels right, 1 pixel of class 1 taken for it. Class 3 is predicted twice, class 2 is nowhere."""
     matrix = ConfusionMatrix(torch.tensor([[6, 1, 0, 1], [1, 2, 0, 1], [0, 0, 0, 0], [0, 0, 0, 0]]))
     assert matrix.iou == [100 * 6 / 9, 100 * 2 / 5, None, 0.0]
@@ -54,7 +54,7 @@ def test_scores_equal_a_manual_count() -> None:
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-def test_counting_never_waits_for_the_device() -> None:
+def test_counting_never_waits_for_device() -> None:
     labels, predictions = _pixels(5, 30, 20)
     expected = confusion_counts(labels, predictions, 5, IGNORE)
     labels, predictions = labels.cuda(), predictions.cuda()

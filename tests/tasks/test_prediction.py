@@ -8,7 +8,7 @@ import torch
 from zoo.tasks.prediction import best_classes
 
 
-def test_probabilities_are_the_softmax_of_all_classes_in_falling_order_and_ties_have_one() -> None:
+def test_probabilities_are_sorted_softmax() -> None:
     logits = torch.tensor([[0.0, 3.0, 1.0, 2.0]])
     ((classes, probabilities),) = best_classes(logits, top=2)
     assert classes == (1, 3)

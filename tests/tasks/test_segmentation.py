@@ -62,7 +62,7 @@ def _plain_loss(logits: Tensor, targets: Tensor, share: float, smoothing: float 
 
 @pytest.mark.parametrize("share", [0.01, 0.25, 0.6, 1.0])
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
-def test_the_loss_and_its_gradient_equal_a_loop_over_the_pixels(share: float, smoothing: float) -> None:
+def test_loss_and_its_gradient_equal_loop_over_pixels(share: float, smoothing: float) -> None:
     logits, targets = _batch(3)
     logits = logits.double().requires_grad_()
     loss = bootstrapped_loss(logits, targets, hard_pixels=share, ignore_label=IGNORE, label_smoothing=smoothing)
@@ -73,7 +73,7 @@ def test_the_loss_and_its_gradient_equal_a_loop_over_the_pixels(share: float, sm
 
 
 @pytest.mark.parametrize("share", [0.25, 1.0])
-def test_an_image_without_labels_has_a_loss_and_a_gradient_of_zero(share: float) -> None:
+def test_image_without_labels_has_loss_and_gradient_of_zero(share: float) -> None:
     logits, targets = _batch(2)
     targets[:] = IGNORE
     logits.requires_grad_()
@@ -82,7 +82,7 @@ def test_an_image_without_labels_has_a_loss_and_a_gradient_of_zero(share: float)
     assert (loss.item(), logits.grad.abs().max().item()) == (0, 0)
 
 
-def test_the_loss_is_bit_identical_to_whole_batches_without_a_map_of_label_size() -> None:
+def test_loss_is_identical_to_whole_batches() -> None:
     small = _batch(4, 8, 8)[0].requires_grad_()
     targets = _batch(4, 64, 64)[1]
     large = nn.functional.interpolate(small, size=(64, 64), mode="bilinear", align_corners=False)
@@ -98,7 +98,7 @@ def test_the_loss_is_bit_identical_to_whole_batches_without_a_map_of_label_size(
     assert memory.peak < 4 * large[0].nbytes, "logits, their softmax and the gradients of both, of one image"
 
 
-def test_a_step_has_the_gradients_of_the_whole_network_without_its_upsampling() -> None:
+def test_step_has_gradients_of_the_whole_network() -> None:
     torch.manual_seed(0)
     model = zoo.get("deeplab_resnet18", num_classes=CLASSES).double()
     images, targets = torch.randn(2, 3, 32, 40).double(), _batch(2, 32, 40)[1]
@@ -114,7 +114,7 @@ def test_a_step_has_the_gradients_of_the_whole_network_without_its_upsampling() 
         torch.testing.assert_close(ours, whole, rtol=1e-9, atol=1e-12)
 
 
-def test_a_step_of_a_lean_network_holds_less() -> None:
+def test_step_of_lean_network_holds_less() -> None:
     with torch.device("meta"):
         models = [zoo.get("deeplab_resnet18", num_classes=CLASSES, memory=memory) for memory in ("auto", "lean")]
         images = torch.empty(2, 3, 64, 64)
@@ -159,7 +159,7 @@ def _score(count: int, protocol: str = "whole", rank: int = 0, world_size: int =
 
 
 @pytest.mark.parametrize("protocol", ["whole", "whole-flip"])
-def test_scores_are_of_all_pixels_together_and_not_means_of_images(protocol: str) -> None:
+def test_scores_count_all_pixels_together(protocol: str) -> None:
     net = Segments().eval().double()
     counts, losses = np.zeros((CLASSES, CLASSES), dtype=np.int64), []
     for batch in _images(5):
@@ -187,14 +187,14 @@ def _score_on_rank() -> SegmentationResult:
 
 
 @pytest.mark.dist
-def test_three_processes_have_the_confusion_matrix_of_one() -> None:
+def test_three_processes_have_confusion_matrix_of_one() -> None:
     alone = _score(5)
     for result in run_distributed(_score_on_rank, 3):
         assert (result.confusion, result.miou) == (alone.confusion, alone.miou)
         assert result.loss == pytest.approx(alone.loss, rel=1e-12)
 
 
-def test_a_validation_without_labels_raises_data_error() -> None:
+def test_validation_without_labels_raises_data_error() -> None:
     batch = Batch(torch.zeros(1, 3, 4, 4), torch.full((1, 4, 4), IGNORE))
     with pytest.raises(DataError, match="all pixels of 1 label maps are ignored"):
         validate(Segments(), _task(), [batch], CPU, protocol=WHOLE_IMAGES["whole"])

@@ -41,7 +41,7 @@ def _trained_weights(data: Path, log_dir: Path) -> Tensor:
 
 
 @pytest.mark.dist
-def test_two_processes_with_a_crop_each_take_the_steps_of_one_with_both(tmp_path: Path) -> None:
+def test_two_processes_with_crop_each_take_steps_of_one_with_both(tmp_path: Path) -> None:
     """Synchronized norms count over the group, in the pooled branch too."""
     data = make_labeled(tmp_path / "data", num_train=4, num_val=2)
     first, second = run_distributed(_trained_weights, 2, data, tmp_path / "two")
@@ -49,12 +49,12 @@ def test_two_processes_with_a_crop_each_take_the_steps_of_one_with_both(tmp_path
     torch.testing.assert_close(first, _trained_weights(data, tmp_path / "one"), rtol=1e-4, atol=1e-6)
 
 
-def test_a_single_crop_per_process_is_refused_with_a_remedy(data: Path, tmp_path: Path) -> None:
+def test_single_crop_per_process_raises_with_remedy(data: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"trains with a single crop; .*sync.*freeze.*at least two"):
         run(make_segmentation_config(optimizer={"batch_size": 1}), data, tmp_path, MemoryLog(), build=build_segmenter)
 
 
-def test_classes_in_another_order_are_noticed_at_a_resume(tmp_path: Path) -> None:
+def test_classes_in_another_order_are_noticed_at_resume(tmp_path: Path) -> None:
     data = make_labeled(tmp_path / "data", num_train=8, num_val=2)
     (data / "classes.txt").write_text("sky\nroad\ncar\n")
     run(make_segmentation_config(), data, tmp_path / "log", MemoryLog(), build=build_segmenter)

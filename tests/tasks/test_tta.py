@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from zoo.errors import ConfigError, DataError, WeightsError
 from zoo.tasks import tta as module
 from zoo.tasks.protocols import Fusion
-from zoo.tasks.tta import check_views, segment
+from zoo.tasks.tta import check_views, segment_image
 
 CLASSES = 5
 FUSIONS = get_args(Fusion)
@@ -74,7 +74,7 @@ def _check(
 ) -> None:
     with torch.no_grad():
         plain = [view.tolist() for view in _plain_probabilities(forward, image, scales, flip, size)]
-        found = segment(forward, image, scales, flip, size, fusion)
+        found = segment_image(forward, image, scales, flip, size, fusion)
     assert found.classes.shape == found.probabilities.shape == size
     for row, column in itertools.product(*map(range, size)):
         pixel = [[of_class[row][column] for of_class in view] for view in plain]
@@ -100,7 +100,7 @@ def test_fused_views_equal_whole_maps(
 
 
 @pytest.mark.parametrize("fusion", ["max", "voting"])
-def test_ties_go_to_the_higher_sum_or_the_earlier_view_and_then_to_the_smaller_class(fusion: Fusion) -> None:
+def test_ties_go_to_higher_sum_then_smaller_class(fusion: Fusion) -> None:
     """The logits are few whole numbers that every view draws anew, so that equal votes and probabilities are common."""
     generator = torch.Generator().manual_seed(3)
     drawn: list[Tensor] = []
@@ -119,9 +119,9 @@ def test_ties_go_to_the_higher_sum_or_the_earlier_view_and_then_to_the_smaller_c
 
 @pytest.mark.parametrize("fusion", FUSIONS)
 def test_strips_of_any_height_give_the_same_bits(monkeypatch: pytest.MonkeyPatch, fusion: Fusion) -> None:
-    whole = segment(_network(), _image(), (0.7, 1.0), True, (40, 40), fusion)
+    whole = segment_image(_network(), _image(), (0.7, 1.0), True, (40, 40), fusion)
     monkeypatch.setattr(module, "STRIP_BYTES", 1)
-    rows = segment(_network(), _image(), (0.7, 1.0), True, (40, 40), fusion)
+    rows = segment_image(_network(), _image(), (0.7, 1.0), True, (40, 40), fusion)
     assert torch.equal(whole.classes, rows.classes)
     assert torch.equal(whole.probabilities, rows.probabilities)
 
@@ -141,30 +141,30 @@ class _LargestTensor(TorchDispatchMode):
 
 
 @pytest.mark.parametrize("fusion", FUSIONS)
-def test_no_map_of_all_classes_exists_at_the_size_of_the_image(monkeypatch: pytest.MonkeyPatch, fusion: Fusion) -> None:
+def test_no_map_of_all_classes_exists_at_size_of_image(monkeypatch: pytest.MonkeyPatch, fusion: Fusion) -> None:
     monkeypatch.setattr(module, "STRIP_BYTES", 2**16)
     network = _network(stride=8, classes=50)
     with _LargestTensor() as largest:
-        segment(network, _image(128, 128), (1.0, 1.5), True, fusion=fusion)
+        segment_image(network, _image(128, 128), (1.0, 1.5), True, fusion=fusion)
     assert largest.numel < 50 * 128 * 128 / 4
 
 
 @pytest.mark.parametrize("scales", [(), (0.0,), (float("nan"),), (float("inf"),)])
-def test_impossible_scales_are_refused(scales: tuple[float, ...]) -> None:
+def test_impossible_scales_raise(scales: tuple[float, ...]) -> None:
     with pytest.raises(ConfigError, match="one or more numbers above 0"):
         check_views(scales)
 
 
-def test_an_unknown_fusion_is_refused() -> None:
+def test_unknown_fusion_raises() -> None:
     with pytest.raises(ConfigError, match="fusion = 'median': give one of mean, voting, max"):
         check_views((1.0,), "median")
 
 
-def test_a_scale_that_would_fill_the_memory_is_the_fault_of_the_image() -> None:
+def test_oversized_scale_names_image() -> None:
     with pytest.raises(DataError, match="100 x 100 px at scale 100 has 10000 x 10000 px"):
-        segment(_network(), _image(100, 100), (100.0,))
+        segment_image(_network(), _image(100, 100), (100.0,))
 
 
-def test_logits_that_are_not_finite_are_an_error() -> None:
+def test_logits_not_finite_raise() -> None:
     with pytest.raises(WeightsError, match="logits are not finite"):
-        segment(lambda x: torch.full((1, 2, 4, 4), float("nan")), _image())
+        segment_image(lambda x: torch.full((1, 2, 4, 4), float("nan")), _image())

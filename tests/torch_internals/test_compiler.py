@@ -12,10 +12,9 @@ from torch import Tensor, nn
 from zoo.torch_internals import compiler
 
 pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit.script:DeprecationWarning")  # torch 2.11's own compiler
-NEEDS_CUDA = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 
 
-def test_the_compiler_traces_neither_a_disabled_function_nor_its_callees():
+def test_compiler_traces_neither_disabled_function_nor_its_callees():
     compiling = []
 
     def called() -> None:
@@ -34,7 +33,7 @@ def test_the_compiler_traces_neither_a_disabled_function_nor_its_callees():
     assert compiling == [False]
 
 
-def test_a_compiled_part_of_a_module_is_found():
+def test_compiled_part_of_module_is_found():
     module = nn.Sequential(nn.Sequential(nn.ReLU(), nn.Linear(2, 2)), nn.ReLU())
     module.register_module("missing", None)
     assert not compiler.has_compiled_part(module)
@@ -48,7 +47,7 @@ def test_backends_are_found_by_name():
     assert compiler.lookup_backend("inductor").__module__.startswith("torch._dynamo.backends")
 
 
-def test_the_partitioner_of_inductor_is_replaced_and_named_by_its_source(tmp_path):
+def test_partitioner_of_inductor_is_replaced_and_named_by_its_source(tmp_path):
     source = tmp_path / "partition.py"
     source.write_text("one")
     partitioner = compiler.inductor_partitioner(lambda graph, inputs, **options: (graph, inputs), str(source))
@@ -59,7 +58,7 @@ def test_the_partitioner_of_inductor_is_replaced_and_named_by_its_source(tmp_pat
     assert compiler.inductor_partitioner(lambda *_: ("", ""), str(other)).uuid() != partitioner.uuid()
 
 
-def test_the_limit_of_compilations_of_a_function_is_raised_and_restored():
+def test_limit_of_compilations_of_function_is_raised_and_restored():
     calls = []
 
     def run() -> int:

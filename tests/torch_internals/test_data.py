@@ -16,7 +16,7 @@ from tests.torch_internals.test_dispatch import Watch
 from zoo.torch_internals import data
 
 
-def test_a_tensor_is_detached_below_dispatch_modes():
+def test_tensor_is_detached_below_dispatch_modes():
     x = torch.ones(4, requires_grad=True).exp()[1:]
     with Watch() as watch:
         alias = data.detach(x)
@@ -29,7 +29,7 @@ def test_a_tensor_is_detached_below_dispatch_modes():
     assert alias._version == x._version == 1
 
 
-def test_tensors_share_the_id_of_a_storage_if_they_share_memory():
+def test_tensors_share_id_of_storage_if_they_share_memory():
     x = torch.ones(4)
     storage = data.storage_id(x.untyped_storage())
     assert data.storage_id(x[2:].untyped_storage()) == storage
@@ -40,7 +40,7 @@ def test_tensors_share_the_id_of_a_storage_if_they_share_memory():
     assert len({data.storage_id(x.untyped_storage()) for x in meta}) == 2
 
 
-def test_the_versions_of_tensors_can_be_set_so_that_autograd_does_not_see_a_write():
+def test_tensor_versions_can_be_set():
     x, y = torch.ones(2), torch.ones(2, requires_grad=True)
     z = (x * y).sum()
     x.add_(1)
@@ -58,7 +58,7 @@ def test_elements_overlap_in_windows_and_not_in_dense_tensors():
     assert data.may_overlap(x[:, :, :1].expand(-1, -1, 5, -1))
 
 
-def test_tensors_that_nothing_may_overwrite_are_known():
+def test_read_only_tensors_are_known():
     x = torch.ones(2, 4, 3, requires_grad=True) * 1
     assert data.has_repeated_elements(x[:, :, :1].expand(-1, -1, 5))
     assert not data.has_repeated_elements(x)
@@ -71,7 +71,7 @@ HOOKS = ["forward_hook", "forward_pre_hook", "full_backward_hook", "full_backwar
 
 
 @pytest.mark.parametrize("kind", HOOKS)
-def test_every_kind_of_hook_of_a_module_is_seen(kind):
+def test_every_kind_of_hook_of_module_is_seen(kind):
     module, other = nn.Identity(), nn.Identity()
     handle = getattr(module, f"register_{kind}")(lambda *args: None)
     assert data.has_hooks(module)
@@ -97,7 +97,7 @@ def test_replaced_module_functions_are_detected_until_restored():
     assert data.changed_methods(conv) == ["_compiled_call_impl"]
 
 
-def test_a_layer_with_parameters_elsewhere_than_its_input_is_not_plain():
+def test_layer_on_another_device_than_its_input_is_not_plain():
     conv, x = nn.Conv2d(2, 2, 1), torch.ones(1, 2, 3, 3)
     assert data.is_plain_layer(conv, x, nn.Conv2d)
     assert not data.is_plain_layer(conv, x, nn.Linear, nn.BatchNorm2d)
@@ -109,7 +109,7 @@ def test_a_layer_with_parameters_elsewhere_than_its_input_is_not_plain():
     assert not data.is_plain_layer(conv, x.to("meta"), nn.Conv2d)
 
 
-def test_workers_of_a_loader_end_and_those_that_hang_are_killed():
+def test_hanging_loader_workers_are_killed():
     loader = DataLoader(range(4), num_workers=2, persistent_workers=True)
     iterator = iter(loader)
     next(iterator)

@@ -41,7 +41,7 @@ def test_disabled_dispatch_hides_operations_from_modes():
     assert watch.seen == ["aten.ones"]
 
 
-def test_modes_around_a_context_are_inactive_in_it_and_modes_inside_are_active():
+def test_outer_modes_are_inactive_in_context():
     with Watch() as around, dispatch.without_dispatch_modes(), Watch() as inside:
         torch.ones(2)
     assert around.seen == []
@@ -49,7 +49,7 @@ def test_modes_around_a_context_are_inactive_in_it_and_modes_inside_are_active()
 
 
 @pytest.mark.parametrize("transform", [torch.func.grad, torch.func.vmap], ids=["grad", "vmap"])
-def test_transforms_are_active_inside_of_them_alone(transform):
+def test_transforms_are_active_inside_only(transform):
     seen = []
 
     def function(x: Tensor) -> Tensor:
@@ -62,7 +62,7 @@ def test_transforms_are_active_inside_of_them_alone(transform):
 
 
 @pytest.mark.parametrize("kind", ["mm", "convolution"])
-def test_without_autograd_and_autocast_kernels_get_their_arguments_as_given(kind):
+def test_kernels_without_autograd_get_unchanged_arguments(kind):
     end = (1, 1) if kind == "convolution" else ()
     x, weight = torch.ones(4, 4, *end), torch.ones(4, 4, *end, requires_grad=True)
     function = nn.functional.conv2d if kind == "convolution" else torch.mm
@@ -74,7 +74,7 @@ def test_without_autograd_and_autocast_kernels_get_their_arguments_as_given(kind
     assert (plain.dtype, plain.requires_grad) == (torch.float32, False)
 
 
-def test_without_autograd_views_count_writes_and_dispatch_modes_are_called():
+def test_views_without_autograd_count_writes():
     x = torch.ones(2)
     with Watch() as watch, dispatch.skip_autograd_and_autocast():
         x[1:].add_(1)
@@ -82,7 +82,7 @@ def test_without_autograd_views_count_writes_and_dispatch_modes_are_called():
     assert x._version == 1
 
 
-def test_modes_of_selective_checkpoints_are_distinguished_from_other_modes():
+def test_selective_checkpoint_modes_are_recognized():
     assert dispatch.TorchDispatchMode not in dispatch.SELECTIVE_CHECKPOINT_MODES  # all names were found
     seen: list[list[bool]] = []
 
@@ -103,7 +103,7 @@ def test_modes_of_selective_checkpoints_are_distinguished_from_other_modes():
     assert not isinstance(Watch(), dispatch.SELECTIVE_CHECKPOINT_MODES)
 
 
-def test_hooks_for_saved_tensors_are_hidden_while_aot_autograd_traces_unless_that_is_ignored():
+def test_saved_tensor_hooks_are_hidden_from_aot_autograd():
     set_tracing = torch._C._autograd._saved_tensors_hooks_set_tracing
     with torch.autograd.graph.saved_tensors_hooks(lambda x: x, lambda x: x):
         before = set_tracing(True)

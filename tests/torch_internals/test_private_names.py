@@ -73,7 +73,7 @@ def _trees() -> dict[str, ast.AST]:
     return {name: ast.parse(path.read_text()) for name, path in paths.items() if not name.startswith(INTERNALS)}
 
 
-def test_no_other_file_uses_a_private_name_of_torch():
+def test_no_other_file_uses_private_name_of_torch():
     trees = _trees()
     of_package = set().union(*map(_names_of_its_own, trees.values()))
     found = []

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import random
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -24,7 +23,7 @@ MD5 = hashlib.md5(CONTENT).hexdigest()
 
 @pytest.fixture(autouse=True)
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The folder of the weights in an empty cache; the md5 of NAME is that of CONTENT."""
+    """The folder of the weights in an empty cache; NAME is registered with the md5 of CONTENT."""
     monkeypatch.setenv("ZOO_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("NO_PROXY", "*")
     monkeypatch.delenv("ZOO_OFFLINE", raising=False)
@@ -38,10 +37,5 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
     """A server of CONTENT, set as the mirror."""
     with Server(CONTENT) as server:
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-        thread.start()
         monkeypatch.setenv("ZOO_WEIGHTS_URL", server.url)
         yield server
-        server.is_over.set()
-        server.shutdown()
-        thread.join()

@@ -2,33 +2,24 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from typing import Any
+
+from tests.local_server import LocalServer
 
 Answer = Callable[["Handler"], None]
 
 
-class Server(ThreadingHTTPServer):
+class Server(LocalServer):
     """Serves ``content`` under any path and records the requests; the first ones get the answers of ``script``."""
 
-    daemon_threads = True
-
     def __init__(self, content: bytes) -> None:
-        super().__init__(("127.0.0.1", 0), Handler)
+        super().__init__(Handler)
         self.content = content
         self.script: list[Answer] = []
         self.usual: Answer = whole
         self.requests: list[str] = []
-        self.is_over = threading.Event()
-
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self.server_address[1]}"
-
-    def handle_error(self, *args: Any) -> None:
-        """Print nothing about clients that close the connection."""
 
 
 class Handler(BaseHTTPRequestHandler):

@@ -15,7 +15,7 @@ from zoo.config.architectures import ARCHITECTURES, has_same_tensors
 from zoo.errors import ConfigError, WeightsError
 from zoo.layers import InPlaceABN, InPlaceABNSync
 from zoo.weights import read_state_dict
-from zoo.weights.stored_spec import check_same_network
+from zoo.weights.description import check_same_network
 
 COUNTER = "num_batches_tracked"
 
@@ -53,7 +53,7 @@ def equal(first: nn.Module, second: nn.Module) -> bool:
 
 
 @pytest.mark.parametrize("form", ["container", "bare", "flat", "wrapped"])
-def test_the_published_container_and_flat_checkpoints_load_strictly(model, form, tmp_path: Path) -> None:
+def test_published_container_and_flat_checkpoints_load_strictly(model, form, tmp_path: Path) -> None:
     content: Any = {
         "container": {"state_dict": container(model), "training_meta": {"epoch": 90}},
         "bare": container(model),
@@ -70,9 +70,7 @@ def test_the_published_container_and_flat_checkpoints_load_strictly(model, form,
     assert next(iter(read_state_dict(path))).startswith("body.")
 
 
-def test_a_checkpoint_describes_its_network_and_another_num_classes_keeps_the_new_classifier(
-    model: nn.Module, tmp_path: Path
-) -> None:
+def test_checkpoint_describes_its_network(model: nn.Module, tmp_path: Path) -> None:
     path = write(
         tmp_path / "w.pth", {"state_dict": model.state_dict(), "network": model.built_as.model_dump(mode="json")}
     )
@@ -87,7 +85,7 @@ def test_a_checkpoint_describes_its_network_and_another_num_classes_keeps_the_ne
     assert not hasattr(headless, "cls")
 
 
-def test_files_of_the_other_task_name_the_command_for_them(model: nn.Module, body_file: Path, tmp_path: Path) -> None:
+def test_files_of_the_other_task_name_command_for_them(model: nn.Module, body_file: Path, tmp_path: Path) -> None:
     deeplab = write(tmp_path / "deeplab.pth", {"state_dict": container(model)})
     with pytest.raises(WeightsError, match=r"weights of a DeepLab.*pass them to a deeplab_\* network"):
         zoo.get("resnet18", norm="inplace", weights=deeplab)
@@ -98,7 +96,7 @@ def test_files_of_the_other_task_name_the_command_for_them(model: nn.Module, bod
         zoo.get("deeplab_resnet18", weights=bare)
 
 
-def test_the_body_loads_classification_weights_and_logs_the_skipped_keys(
+def test_body_loads_classification_weights_and_logs_skipped_keys(
     body_file: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, "zoo")
@@ -114,7 +112,7 @@ def test_the_body_loads_classification_weights_and_logs_the_skipped_keys(
     assert isinstance(synchronized.body.mod1.bn1, InPlaceABNSync)
 
 
-def test_load_weights_puts_a_classification_network_into_the_body(body_file: Path) -> None:
+def test_load_weights_puts_classification_network_into_body(body_file: Path) -> None:
     model = zoo.get("deeplab_resnet18", norm="sync", activation_param=0.2, num_classes=5)
     head = {key: tensor.clone() for key, tensor in model.state_dict().items() if not key.startswith("body.")}
     report = zoo.load_weights(model, body_file)
@@ -131,14 +129,14 @@ def test_load_weights_puts_a_classification_network_into_the_body(body_file: Pat
         ("deeplab_resnet18", {"weights": True}, ConfigError, "two sources"),
     ],
 )
-def test_weights_of_another_body_are_refused(name, arguments, error, message, body_file: Path) -> None:
+def test_weights_of_another_body_raise(name, arguments, error, message, body_file: Path) -> None:
     if "weights" in arguments:
         arguments = {"weights": body_file, "norm": "inplace"}
     with pytest.raises(error, match=message):
         zoo.get(name, body_weights=body_file, **arguments)
 
 
-def test_an_a2_body_takes_the_weights_of_the_plain_form(tmp_path: Path) -> None:
+def test_a2_body_takes_weights_of_plain_form() -> None:
     """Pools and dropout, in which they differ, hold no tensors."""
     assert has_same_tensors("wider_resnet38", "wider_resnet38_a2")
     assert not has_same_tensors("wider_resnet38", "wider_resnet20_a2")
@@ -147,5 +145,4 @@ def test_an_a2_body_takes_the_weights_of_the_plain_form(tmp_path: Path) -> None:
     with torch.device("meta"):
         plain, a2 = zoo.get("wider_resnet16", norm="inplace"), zoo.get("deeplab_wider_resnet16_a2", norm="inplace")
     assert list(a2.body.state_dict()) == [key for key in plain.state_dict() if not key.startswith("classifier.")]
-    wanted = zoo.weights.stored.settings_of_body(a2.built_as.model_dump(), plain.built_as)
-    check_same_network(plain.built_as, wanted, "file")
+    check_same_network(plain.built_as, a2.built_as.model_dump(), "file", is_body=True)

@@ -50,19 +50,19 @@ def put_in_cache(content: bytes = CONTENT) -> Path:
 # Where the file comes from
 
 
-def test_a_file_in_the_cache_is_not_downloaded_again(server: Server) -> None:
+def test_file_in_cache_is_not_downloaded_again(server: Server) -> None:
     assert fetch_weights(NAME) == fetch_weights(NAME) == weights_path(NAME)
     assert len(server.requests) == 1
 
 
 @pytest.mark.parametrize("address", ["example.org/weights", "file:///tmp", "https://"])
-def test_a_mirror_must_be_a_web_address(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mirror_without_web_address_raises(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ZOO_WEIGHTS_URL", address)
     with pytest.raises(ConfigError, match=f"ZOO_WEIGHTS_URL must be an address .* got '{address}'"):
         fetch_weights(NAME)
 
 
-def test_without_a_mirror_the_file_comes_from_google_drive(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_mirror_file_comes_from_google_drive(monkeypatch: pytest.MonkeyPatch) -> None:
     def deliver(url: str, output: str, **options: object) -> None:
         drive_id = entry_of(NAME).weights.drive_id
         assert url == f"https://drive.google.com/uc?id={drive_id}"
@@ -73,7 +73,7 @@ def test_without_a_mirror_the_file_comes_from_google_drive(monkeypatch: pytest.M
     assert fetch_weights(NAME).read_bytes() == CONTENT
 
 
-def test_offline_uses_the_cache_and_sends_no_request(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_offline_uses_cache_and_sends_no_request(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ZOO_OFFLINE", "1")
     with pytest.raises(WeightsError, match="not in the cache and ZOO_OFFLINE is set") as caught:
         fetch_weights(NAME)
@@ -92,7 +92,7 @@ def test_offline_uses_the_cache_and_sends_no_request(server: Server, monkeypatch
         ("../resnet34", "no published weights are called"),
     ],
 )
-def test_unknown_names_are_refused_with_the_nearest(name: str, message: str, server: Server) -> None:
+def test_unknown_names_raise_with_the_nearest(name: str, message: str, server: Server) -> None:
     with pytest.raises(ConfigError, match=message):
         fetch_weights(name)
     assert server.requests == []
@@ -101,7 +101,7 @@ def test_unknown_names_are_refused_with_the_nearest(name: str, message: str, ser
 # The cache
 
 
-def test_a_damaged_file_in_the_cache_is_an_error_and_stays(server: Server) -> None:
+def test_damaged_file_in_cache_raises_and_stays(server: Server) -> None:
     damaged = CONTENT[:-1] + bytes([CONTENT[-1] ^ 1])
     path = put_in_cache(damaged)
     found = hashlib.md5(damaged).hexdigest()
@@ -114,7 +114,7 @@ def test_a_damaged_file_in_the_cache_is_an_error_and_stays(server: Server) -> No
     assert server.requests == []
 
 
-def test_the_verified_bytes_are_the_bytes_read(tmp_path: Path) -> None:
+def test_verified_bytes_are_bytes_read(tmp_path: Path) -> None:
     with weights_cache.open_published(NAME) as file:
         (tmp_path / "other").write_bytes(b"other")
         (tmp_path / "other").replace(weights_path(NAME))
@@ -124,9 +124,7 @@ def test_the_verified_bytes_are_the_bytes_read(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_new_cache_is_private_and_an_existing_one_keeps_its_permissions(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_new_cache_is_private(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for folder, fill in ("cache", lambda: fetch_weights(NAME)), ("other", unpack_sample):
         monkeypatch.setenv("ZOO_CACHE", str(tmp_path / folder))
         fill()
@@ -139,14 +137,14 @@ def test_a_new_cache_is_private_and_an_existing_one_keeps_its_permissions(
 
 
 @pytest.mark.parametrize("in_the_way", ["cache", "cache/weights", f"cache/weights/{NAME}.pth.tar.lock/x"])
-def test_an_unwritable_cache_raises_one_error(in_the_way: str, tmp_path: Path) -> None:
+def test_unwritable_cache_raises(in_the_way: str, tmp_path: Path) -> None:
     (tmp_path / in_the_way).parent.mkdir(parents=True, exist_ok=True)
     (tmp_path / in_the_way).write_text("")
     with pytest.raises(WeightsError, match=f"{NAME}: the weights cannot be written .* set ZOO_CACHE"):
         fetch_weights(NAME)
 
 
-def test_a_full_disk_raises_one_error_and_leaves_no_partial_file(cache: Path) -> None:
+def test_full_disk_raises_and_leaves_no_partial_file(cache: Path) -> None:
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, limits[1]))  # without root there is no smaller disk
     try:
@@ -162,7 +160,7 @@ def test_a_full_disk_raises_one_error_and_leaves_no_partial_file(cache: Path) ->
 # What servers do
 
 
-def test_a_transfer_that_is_cut_off_is_tried_again(server: Server, cache: Path) -> None:
+def test_interrupted_transfer_is_retried(server: Server, cache: Path) -> None:
     server.script = [truncates(150_000)]
     path = fetch_weights(NAME)
     assert path.read_bytes() == CONTENT
@@ -180,9 +178,7 @@ def test_a_transfer_that_is_cut_off_is_tried_again(server: Server, cache: Path) 
         pytest.param(sends(WRONG), "300,004 bytes were received, but the md5 is", id="wrong bytes"),
     ],
 )
-def test_permanent_faults_end_in_one_error_and_no_file(
-    usual: Answer, message: str, server: Server, cache: Path
-) -> None:
+def test_permanent_faults_raise_and_leave_no_file(usual: Answer, message: str, server: Server, cache: Path) -> None:
     server.usual = usual
     with pytest.raises(WeightsError, match=message) as caught:
         fetch_weights(NAME)
@@ -192,9 +188,7 @@ def test_permanent_faults_end_in_one_error_and_no_file(
     assert [file.name for file in cache.iterdir()] == [f"{NAME}.pth.tar.lock"]
 
 
-def test_an_endless_response_is_cut_at_the_size_limit(
-    server: Server, cache: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_endless_response_is_cut_at_size_limit(server: Server, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def sends_forever(handler: Handler) -> None:
         handler.wfile.write(b"HTTP/1.1 200 OK\r\n\r\n")
         while not handler.server.is_over.is_set():
@@ -207,7 +201,7 @@ def test_an_endless_response_is_cut_at_the_size_limit(
     assert [file.name for file in cache.iterdir()] == [f"{NAME}.pth.tar.lock"]
 
 
-def test_a_refused_connection_is_one_error_that_shows_no_password(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_refused_connection_error_shows_no_password(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ZOO_WEIGHTS_URL", "http://user:secret@127.0.0.1:1/weights/")
     with pytest.raises(WeightsError, match=r"127.0.0.1.*(refused|NewConnectionError)") as caught:
         fetch_weights(NAME)
@@ -218,7 +212,7 @@ def test_a_refused_connection_is_one_error_that_shows_no_password(monkeypatch: p
 
 
 @pytest.mark.slow
-def test_one_process_downloads_and_another_if_it_is_killed(server: Server) -> None:
+def test_another_process_downloads_if_the_first_is_killed(server: Server) -> None:
     server.script = [stalls(2**17 + 1000)]
     path = weights_path(NAME)
     processes = [

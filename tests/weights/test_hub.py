@@ -50,7 +50,7 @@ def message_of(name: str, error: type[Exception] = WeightsError) -> str:
     return text
 
 
-def test_a_network_is_built_and_loaded_at_any_revision(hub: Hub) -> None:
+def test_network_is_built_and_loaded_at_any_revision(hub: Hub) -> None:
     first = hub.commit("me/net", files_of(network(0)))
     hub.commit("me/net", files_of(network(1)))
     model = zoo.get(NAME)
@@ -65,7 +65,7 @@ def test_a_network_is_built_and_loaded_at_any_revision(hub: Hub) -> None:
     assert sorted({request.split("/")[-1] for request in hub.requests}) == ["config.json", "model.safetensors"]
 
 
-def test_commands_read_a_repository(hub: Hub, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_commands_read_repository(hub: Hub, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     hub.commit("me/net", files_of(network()))
     assert main(["show", NAME]) == 0
     shown = capsys.readouterr().out
@@ -81,7 +81,7 @@ def test_commands_read_a_repository(hub: Hub, capsys: pytest.CaptureFixture[str]
     assert loaded.digests() == zoo.load_network("resnet32_cifar", NAME).digests()
 
 
-def test_without_a_network_the_cache_is_read(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_network_cache_is_read(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
     from huggingface_hub import constants
 
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
@@ -99,9 +99,7 @@ def test_without_a_network_the_cache_is_read(hub: Hub, monkeypatch: pytest.Monke
     assert len(hub.requests) == num_requests
 
 
-def test_a_hub_out_of_reach_is_an_error_unless_the_cache_has_the_files(
-    hub: Hub, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_hub_out_of_reach_raises_unless_cache_has_files(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
     from huggingface_hub import constants, file_download
 
     hub.commit("me/net", files_of(network()))
@@ -126,7 +124,7 @@ def test_missing_repositories_revisions_and_files_are_named(hub: Hub) -> None:
             zoo.get(name)
 
 
-def test_without_the_package_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_package_raises_with_install_command(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
     assert "pip install huggingface_hub safetensors" in message_of(NAME, ConfigError)
 
@@ -158,7 +156,7 @@ CONFIGS = {
 
 
 @pytest.mark.parametrize("kind", CONFIGS)
-def test_a_config_that_describes_no_network_is_one_error(kind: str, hub: Hub) -> None:
+def test_config_that_describes_no_network_raises(kind: str, hub: Hub) -> None:
     if "means" in kind:
         pytest.importorskip("timm")
     config, said = CONFIGS[kind]
@@ -167,7 +165,7 @@ def test_a_config_that_describes_no_network_is_one_error(kind: str, hub: Hub) ->
     assert said in message_of(NAME)
 
 
-def test_weights_that_do_not_match_their_config_raise_one_error(hub: Hub) -> None:
+def test_mismatched_weights_raise(hub: Hub) -> None:
     files = files_of(network())
     plain = safetensors_bytes(network().state_dict())
     hub.commit("me/net", {**files, "model.safetensors": plain})
@@ -181,7 +179,7 @@ def test_weights_that_do_not_match_their_config_raise_one_error(hub: Hub) -> Non
         zoo.get(NAME)
 
 
-def test_a_timm_repository_is_built_by_timm_with_identical_outputs(
+def test_timm_repository_is_built_by_timm_with_identical_outputs(
     hub: Hub, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     timm = pytest.importorskip("timm")

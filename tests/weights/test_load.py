@@ -58,7 +58,7 @@ def assert_loaded(model: nn.Module, state_dict: dict[str, Tensor], without: str 
         assert torch.equal(tensor, state_dict[key]) is not key.startswith(without), key
 
 
-def test_a_fitting_file_is_loaded_bit_for_bit_and_reported(tmp_path: Path) -> None:
+def test_fitting_file_is_loaded_bit_for_bit_and_reported(tmp_path: Path) -> None:
     written = Net().state_dict()
     torch.save({"state_dict": {f"module.{key}": tensor for key, tensor in written.items()}}, tmp_path / "w.pth")
     model = Net()
@@ -101,7 +101,7 @@ def test_half_precision_weights_are_converted() -> None:
     assert torch.equal(model.conv1.weight, written["conv1.weight"].float())
 
 
-def test_a_headless_network_drops_the_classifier_and_says_so(caplog: pytest.LogCaptureFixture) -> None:
+def test_headless_network_drops_classifier_and_says_so(caplog: pytest.LogCaptureFixture) -> None:
     written, model = Net().state_dict(), Net(classes=0)
     with caplog.at_level(logging.INFO, logger="zoo"):
         report = load(model, written)
@@ -110,7 +110,7 @@ def test_a_headless_network_drops_the_classifier_and_says_so(caplog: pytest.LogC
     assert "w.pth: the classifier was not loaded" in caplog.text
 
 
-def test_a_classifier_with_other_classes_is_kept_with_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+def test_classifier_with_other_classes_is_kept_with_warning(caplog: pytest.LogCaptureFixture) -> None:
     written, model = Net(classes=7).state_dict(), Net(classes=5)
     before = values_of(model)
     report = load(model, written)
@@ -133,13 +133,13 @@ def test_a_classifier_with_other_classes_is_kept_with_a_warning(caplog: pytest.L
         {"classifier.fc.weight": torch.ones(7, 4), "classifier.fc.bias": torch.ones(7), "classifier.x": torch.ones(1)},
     ],
 )
-def test_a_classifier_that_differs_otherwise_is_an_error(change: dict[str, Tensor]) -> None:
+def test_otherwise_different_classifier_raises(change: dict[str, Tensor]) -> None:
     message = refusal_of(Net(), Net().state_dict() | change)
     assert all(key in message for key in change)
 
 
 @pytest.mark.parametrize("norm", [InPlaceABN, InPlaceABNSync])
-def test_negative_scales_of_in_place_norms_are_counted_with_a_hint(norm: Any, caplog: pytest.LogCaptureFixture) -> None:
+def test_negative_scales_of_in_place_norms_are_counted_with_hint(norm: Any, caplog: pytest.LogCaptureFixture) -> None:
     written = Net(norm=norm).state_dict()
     written["bn_out.weight"][:3] = torch.tensor([-1.0, -0.0, -1e-30])
     load(Net(norm=norm), written)
@@ -157,12 +157,12 @@ ODD: list[Callable[[], Tensor]] = [
 
 @pytest.mark.filterwarnings("ignore")  # torch's own about prototypes
 @pytest.mark.parametrize("make", ODD)
-def test_tensors_that_are_not_plain_are_refused_and_nothing_is_loaded(make: Callable[[], Tensor]) -> None:
+def test_non_plain_tensors_raise_and_nothing_is_loaded(make: Callable[[], Tensor]) -> None:
     refusal = refusal_of(Net(), Net().state_dict() | {"conv1.weight": make()})
     assert "holds tensors that no network supports (1): conv1.weight (torch." in refusal
 
 
-def test_torchvisions_files_get_the_command_that_converts_them() -> None:
+def test_torchvision_files_raise_with_conversion_command() -> None:
     with torch.device("meta"):
         source = torchvision.models.resnet50()
     written = {key: torch.zeros(()).expand(tensor.shape) for key, tensor in source.state_dict().items()}
@@ -174,7 +174,7 @@ def test_torchvisions_files_get_the_command_that_converts_them() -> None:
     assert len(str(caught.value)) < 1500
 
 
-def test_the_prefix_of_a_module_around_the_network_is_named() -> None:
+def test_prefix_of_module_around_network_is_named() -> None:
     model = zoo.get("resnet18", num_classes=2)
     wrapped = {f"model.{key}": tensor for key, tensor in model.state_dict().items()}
     with pytest.raises(WeightsError, match=r"prefix 'model\.' of a module around the network, such as Lightning's"):

@@ -70,12 +70,12 @@ def message_of(path: Path) -> str:
 
 
 @FORMATS
-def test_a_bare_state_dict_is_read_bit_for_bit(tmp_path: Path, zipped: bool) -> None:
+def test_bare_state_dict_is_read_bit_for_bit(tmp_path: Path, zipped: bool) -> None:
     written = weights() | {"half": torch.randn(3).half(), "strided": torch.randn(4, 6).t()[::2]}
     assert_same(read_state_dict(save(OrderedDict(written), tmp_path / "w.pth", zipped)), written)
 
 
-def test_a_flipped_bit_is_found_unless_the_writer_has_turned_checksums_off(tmp_path: Path) -> None:
+def test_flipped_bit_is_found(tmp_path: Path) -> None:
     path, weights = tmp_path / "weights.pth", {"weight": torch.arange(1000.0)}
     for is_checked in (True, False):
         torch.serialization.set_crc32_options(is_checked)
@@ -95,7 +95,7 @@ def test_a_flipped_bit_is_found_unless_the_writer_has_turned_checksums_off(tmp_p
 
 
 @FORMATS
-def test_a_trainer_file_with_numpy_numbers_is_read(tmp_path: Path, zipped: bool) -> None:
+def test_trainer_file_with_numpy_numbers_is_read(tmp_path: Path, zipped: bool) -> None:
     written = weights()
     parameter = nn.Parameter(torch.ones(2))
     optimizer = torch.optim.SGD([parameter], lr=0.1, momentum=0.9)
@@ -115,13 +115,6 @@ def test_a_trainer_file_with_numpy_numbers_is_read(tmp_path: Path, zipped: bool)
     assert (read["epoch"], read["best_prec1"], read["others"]) == (90, 78.08, [1.5, -3, True, 4, 2])
 
 
-def test_the_moving_average_of_a_trainer_file_is_read(tmp_path: Path) -> None:
-    averaged = weights()
-    assert_same(read_state_dict(save({"state_dict": weights(), "ema": averaged}, tmp_path / "a.pth.tar")), averaged)
-    trained = weights()
-    assert_same(read_state_dict(save({"state_dict": trained, "ema": None}, tmp_path / "b.pth.tar")), trained)
-
-
 def test_numpy_numbers_pickled_by_numpy_1_are_read(tmp_path: Path) -> None:
     path = save(weights() | {"best_prec1": np.float64(78.08)}, tmp_path / "w.pth", zipped=False)
     content = path.read_bytes()
@@ -132,7 +125,7 @@ def test_numpy_numbers_pickled_by_numpy_1_are_read(tmp_path: Path) -> None:
 
 
 @FORMATS
-def test_tensors_of_a_gpu_are_read_to_the_cpu(tmp_path: Path, zipped: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tensors_of_gpu_are_read_to_cpu(tmp_path: Path, zipped: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     written = weights()
     with monkeypatch.context() as patch:
         patch.setattr(torch.serialization, "location_tag", lambda storage: "cuda:0")
@@ -159,21 +152,19 @@ def test_tensors_of_a_gpu_are_read_to_the_cpu(tmp_path: Path, zipped: bool, monk
         (["bn1.bn.conv.weight", "urbn.bn.weight"], ["bn1.bn.conv.weight", "urbn.bn.weight"]),
     ],
 )
-def test_old_keys_are_renamed_to_the_keys_of_the_networks(tmp_path: Path, written: list[str], read: list[str]) -> None:
+def test_old_keys_are_renamed_to_keys_of_networks(tmp_path: Path, written: list[str], read: list[str]) -> None:
     path = save({key: torch.tensor(float(i)) for i, key in enumerate(written)}, tmp_path / "w.pth")
     assert read_state_dict(path) == {key: torch.tensor(float(i)) for i, key in enumerate(read)}
 
 
-def test_two_keys_that_become_one_are_refused(tmp_path: Path) -> None:
+def test_colliding_renamed_keys_raise(tmp_path: Path) -> None:
     path = save({"bn1.weight": torch.ones(1), "bn1.bn.weight": torch.ones(1)}, tmp_path / "w.pth")
     assert "bn1.weight twice" in message_of(path)
 
 
 @FORMATS
 @pytest.mark.parametrize("function", [os.system, builtins.exec], ids=["os.system", "exec"])
-def test_a_file_with_code_is_refused_without_running_it(
-    tmp_path: Path, zipped: bool, function: Callable[..., Any]
-) -> None:
+def test_file_with_code_raises_without_running_it(tmp_path: Path, zipped: bool, function: Callable[..., Any]) -> None:
     trace = tmp_path / "ran"
     code = f"touch {trace}" if function is os.system else f"open({str(trace)!r}, 'w').close()"
     path = save({"state_dict": weights(), "best_prec1": Runs(function, code)}, tmp_path / "w.pth", zipped)
@@ -186,7 +177,7 @@ def test_a_file_with_code_is_refused_without_running_it(
 
 
 @pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
-def test_a_bare_malicious_pickle_does_not_run(tmp_path: Path, protocol: int) -> None:
+def test_bare_malicious_pickle_does_not_run(tmp_path: Path, protocol: int) -> None:
     path, trace = tmp_path / "w.pth", tmp_path / "ran"
     path.write_bytes(pickle.dumps(Runs(os.system, f"touch {trace}"), protocol))
     message_of(path)
@@ -202,9 +193,7 @@ def test_a_bare_malicious_pickle_does_not_run(tmp_path: Path, protocol: int) -> 
         (Runs(getattr, "a", "upper"), "getattr"),
     ],
 )
-def test_nothing_beside_tensors_plain_values_and_numpy_numbers_is_allowed(
-    tmp_path: Path, value: Any, name: str
-) -> None:
+def test_other_objects_are_not_allowed(tmp_path: Path, value: Any, name: str) -> None:
     message = message_of(save({"a": torch.ones(1), "b": value}, tmp_path / "w.pth"))
     assert "refused" in message
     assert name in message
@@ -220,25 +209,18 @@ def test_reading_leaves_torchs_allowed_globals_unchanged(tmp_path: Path) -> None
 
 @FORMATS
 @pytest.mark.parametrize("kept", [0.02, 0.5, 0.999])
-def test_a_truncated_file_is_reported_as_truncated(tmp_path: Path, zipped: bool, kept: float) -> None:
+def test_truncated_file_is_reported_as_truncated(tmp_path: Path, zipped: bool, kept: float) -> None:
     path = save({"a": torch.randn(5000)}, tmp_path / "w.pth", zipped)
     content = path.read_bytes()
     path.write_bytes(content[: int(len(content) * kept)])
     assert "damaged or truncated" in message_of(path)
 
 
-@pytest.mark.parametrize(
-    ("content", "said"),
-    [
-        (b"\n <!DOCTYPE html><html>Google Drive - Virus scan warning</html>", "is not a weights file"),
-        (b"", "is not a weights file"),
-        (b"\x80\x02K\x01.", "is not a weights file"),
-    ],
-)
-def test_a_file_with_other_content_is_identified_in_the_error(tmp_path: Path, content: bytes, said: str) -> None:
+@pytest.mark.parametrize("content", [b"\n <!DOCTYPE html><html>Google Drive</html>", b"", b"\x80\x02K\x01."])
+def test_file_with_other_content_raises(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "w.pth"
     path.write_bytes(content)
-    assert said in message_of(path)
+    assert "is not a weights file" in message_of(path)
 
 
 @pytest.mark.parametrize(
@@ -252,7 +234,7 @@ def test_a_file_with_other_content_is_identified_in_the_error(tmp_path: Path, co
         ({"state_dict": {"body": weights(), "head": {"a": [1]}, "cls": weights()}}, "'head.a' (list)"),
     ],
 )
-def test_a_torch_file_without_a_network_is_reported(tmp_path: Path, content: Any, said: str) -> None:
+def test_torch_file_without_network_is_reported(tmp_path: Path, content: Any, said: str) -> None:
     assert said in message_of(save(content, tmp_path / "w.pth"))
 
 
@@ -284,7 +266,7 @@ def compressed() -> bytes:
     return file.getvalue()
 
 
-def test_compressed_files_are_refused_before_they_are_unpacked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_compressed_files_raise_before_they_are_unpacked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "w.pth"
     path.write_bytes(compressed())
     monkeypatch.setattr(torch, "load", lambda *args, **kwargs: pytest.fail("torch.load was called"))
@@ -294,7 +276,7 @@ def test_compressed_files_are_refused_before_they_are_unpacked(tmp_path: Path, m
         checkpoint.read(path)
 
 
-def test_a_record_with_many_names_is_read_once(tmp_path: Path) -> None:
+def test_record_with_many_names_is_read_once(tmp_path: Path) -> None:
     """torch's zip reader takes aaa and AaA for the same record, and its loader for two storages."""
     keys = ["".join("aA"[int(bit)] for bit in format(i, "06b")) for i in range(64)]
     path = tmp_path / "w.pth"
@@ -305,7 +287,7 @@ def test_a_record_with_many_names_is_read_once(tmp_path: Path) -> None:
         checkpoint.read(path)
 
 
-def test_an_old_file_that_claims_a_large_storage_is_refused(tmp_path: Path) -> None:
+def test_false_claim_of_large_storage_raises(tmp_path: Path) -> None:
     path = tmp_path / "w.pth"
     torch.save({"a": torch.zeros(12_345)}, path, _use_new_zipfile_serialization=False)
     content, many = path.read_bytes(), 3 * 10**8
@@ -316,20 +298,20 @@ def test_an_old_file_that_claims_a_large_storage_is_refused(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("zipped", [True, False])
-def test_a_tensor_that_repeats_its_values_by_a_stride_of_0_is_refused(tmp_path: Path, zipped: bool) -> None:
+def test_tensor_with_stride_of_0_raises(tmp_path: Path, zipped: bool) -> None:
     path = tmp_path / "w.pth"
     torch.save({"a": torch.zeros(1).expand(10**12)}, path, _use_new_zipfile_serialization=zipped)
     assert "more values than it stores: a;" in message_of(path)
 
 
 @pytest.mark.parametrize("ema", [[1, 2], torch.ones(3), "text"])
-def test_a_moving_average_must_be_a_state_dict(ema: Any, tmp_path: Path) -> None:
+def test_moving_average_must_be_state_dict(ema: Any, tmp_path: Path) -> None:
     torch.save({"state_dict": {"a": torch.ones(1)}, "ema": ema}, tmp_path / "w.pth")
     assert f'holds a {type(ema).__name__} under "ema"' in message_of(tmp_path / "w.pth")
 
 
 @pytest.mark.parametrize("key", ["state_dict", "model_state_dict", "model"])
-def test_a_state_dict_is_found_where_other_trainers_put_it(key: str, tmp_path: Path) -> None:
+def test_state_dict_is_found_where_other_trainers_put_it(key: str, tmp_path: Path) -> None:
     torch.save({"epoch": 3, key: {"module.a": torch.ones(2)}, "args": "x"}, tmp_path / "w.pth")
     assert torch.equal(read_state_dict(tmp_path / "w.pth")["a"], torch.ones(2))
 
@@ -339,9 +321,7 @@ MANY = b"J" + (2**31 - 1).to_bytes(4, "little") + b"\x85R"  # called with this n
 
 @pytest.mark.parametrize("zipped", [True, False])
 @pytest.mark.parametrize("called", ["builtins.bytearray", "__builtin__.bytearray", "torch.FloatTensor", "torch.Tensor"])
-def test_a_pickle_that_asks_for_memory_by_a_number_is_refused_before_it_gets_any(
-    called: str, zipped: bool, tmp_path: Path
-) -> None:
+def test_pickled_allocation_raises_before_allocating(called: str, zipped: bool, tmp_path: Path) -> None:
     """A kilobyte took two gigabytes, or was loaded as a tensor of uninitialized memory."""
     module, _, name = called.rpartition(".")
     pickled = b"\x80\x02}X\x01\x00\x00\x00ac" + f"{module}\n{name}\n".encode() + MANY + b"s."
@@ -393,7 +373,7 @@ class _Dtype(_Calls):
         ("f8", (), b"\1" * 8),
     ],
 )
-def test_a_numpy_number_that_points_elsewhere_is_refused_and_does_not_end_the_process(
+def test_numpy_number_with_foreign_pointer_raises(
     name: str, state: Any, content: bytes, zipped: bool, tmp_path: Path
 ) -> None:
     path = tmp_path / "w.pth"
@@ -403,9 +383,7 @@ def test_a_numpy_number_that_points_elsewhere_is_refused_and_does_not_end_the_pr
         read_checkpoint(path)
 
 
-def test_an_entry_that_says_it_is_a_directory_is_refused_and_not_read_as_uninitialized_memory(
-    tmp_path: Path,
-) -> None:
+def test_directory_entry_raises(tmp_path: Path) -> None:
     path = tmp_path / "w.pth"
     torch.save({"a": torch.arange(5)}, path)
     with zipfile.ZipFile(path) as archive:
@@ -459,7 +437,7 @@ WEIGHTS = {
 @EXAMPLES
 @pytest.mark.filterwarnings("ignore")  # torch warns of formats that a damaged file seems to have
 @pytest.mark.parametrize("kind", WEIGHTS)
-def test_any_bytes_of_a_weights_file_are_tensors_or_a_message(kind: str, examples: int, tmp_path: Path) -> None:
+def test_any_bytes_of_weights_file_are_tensors_or_message(kind: str, examples: int, tmp_path: Path) -> None:
     path = tmp_path / "weights.pth"
 
     def load(content: bytes) -> None:
@@ -487,7 +465,7 @@ def _wrapped(state_dict, prefix="module."):
         {"model_ema": AVERAGED, "epoch": 3},
     ],
 )
-def test_the_moving_average_of_a_trainer_is_read(content, tmp_path):
+def test_moving_average_of_trainer_is_read(content, tmp_path):
     torch.save(content, tmp_path / "w.pth")
     assert torch.equal(read_state_dict(tmp_path / "w.pth")["conv.weight"], AVERAGED["conv.weight"])
 
@@ -498,6 +476,7 @@ def test_the_moving_average_of_a_trainer_is_read(content, tmp_path):
         ({"state_dict": {}}, []),
         ({"state_dict": TRAINED, "state_dict_ema": {}}, ["conv.weight"]),
         ({"state_dict": TRAINED, "state_dict_ema": None}, ["conv.weight"]),
+        ({"state_dict": TRAINED, "ema": None}, ["conv.weight"]),
         ({"n_averaged": torch.tensor(3)}, []),
         ({"ema": torch.zeros(2), "w": torch.zeros(2)}, ["ema", "w"]),
     ],
@@ -507,7 +486,7 @@ def test_empty_state_dicts_and_averages_end(content, keys, tmp_path):
     assert list(read_state_dict(tmp_path / "w.pth")) == keys
 
 
-def test_an_ignored_moving_average_is_reported(tmp_path, caplog):
+def test_ignored_moving_average_is_reported(tmp_path, caplog):
     for other in ("ema_state_dict", "averaged_model", "swa"):
         torch.save({"state_dict": TRAINED, other: AVERAGED, "optimizer": {"state": {}}}, tmp_path / "w.pth")
         assert torch.equal(read_state_dict(tmp_path / "w.pth")["conv.weight"], TRAINED["conv.weight"])
@@ -523,13 +502,13 @@ def test_prefixes_of_wrappers_are_dropped(prefix, tmp_path):
     assert list(read_state_dict(tmp_path / "w.pth")) == ["conv.weight"]
 
 
-def test_the_prefix_of_a_compiled_part_is_dropped(tmp_path):
+def test_prefix_of_compiled_part_is_dropped(tmp_path):
     torch.save({"stem.weight": torch.ones(1), "body._orig_mod.weight": torch.ones(1)}, tmp_path / "w.pth")
     assert list(read_state_dict(tmp_path / "w.pth")) == ["stem.weight", "body.weight"]
 
 
 @pytest.mark.parametrize("name", ["w.pth", "w.safetensors"])
-def test_a_pointer_of_git_lfs_says_how_to_fetch_the_file(name, tmp_path):
+def test_pointer_of_git_lfs_says_how_to_fetch_file(name, tmp_path):
     (tmp_path / name).write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 7\n")
     with pytest.raises(WeightsError, match="git lfs pull"):
         read_state_dict(tmp_path / name)
@@ -542,7 +521,7 @@ class Path0:
 @pytest.mark.parametrize(
     "options", [{"lr": 0.1, "model": "resnet50"}, {}, {"nested": argparse.Namespace(decay=[1, 2.5])}, {"a b": None}]
 )
-def test_the_options_of_a_trainer_do_not_hide_its_weights(options, tmp_path):
+def test_options_of_trainer_do_not_hide_its_weights(options, tmp_path):
     namespace = argparse.Namespace()
     vars(namespace).update(options)
     torch.save({"model": TRAINED, "args": namespace, "epoch": 3}, tmp_path / "w.pth")
@@ -550,13 +529,13 @@ def test_the_options_of_a_trainer_do_not_hide_its_weights(options, tmp_path):
     assert vars(read_checkpoint(tmp_path / "w.pth")["args"]) == {}
 
 
-def test_other_objects_in_the_options_are_refused(tmp_path):
+def test_other_objects_in_options_raise(tmp_path):
     torch.save({"model": TRAINED, "args": argparse.Namespace(path=Path0())}, tmp_path / "w.pth")
     with pytest.raises(WeightsError, match=r"refused and none of it was run: it calls tests\.\S*Path0"):
         read_state_dict(tmp_path / "w.pth")
 
 
-def test_a_namespace_cannot_be_called_with_code(tmp_path):
+def test_namespace_cannot_be_called_with_code(tmp_path):
     class Hostile:
         def __reduce__(self):
             return argparse.Namespace, ("os.system",)
@@ -574,7 +553,7 @@ def test_counters_of_thop_are_left_out_and_named(tmp_path, caplog):
 
 
 @pytest.mark.parametrize("text", ["garbage in a file", '{"arch": "resnet50"}', "<!DOCTYPE html>", "épée"])
-def test_a_text_file_is_called_text(text, tmp_path):
+def test_text_file_is_called_text(text, tmp_path):
     (tmp_path / "w.pth").write_text(text)
     with pytest.raises(WeightsError, match="is not a weights file but text, which begins with") as error:
         read_state_dict(tmp_path / "w.pth")

@@ -44,7 +44,7 @@ def message_of(path: Path) -> str:
     return message
 
 
-def test_without_the_package_the_error_says_what_to_install(
+def test_missing_package_raises_with_install_command(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setitem(sys.modules, "safetensors", None)
@@ -86,7 +86,7 @@ def assert_same(one: dict[str, Tensor], other: dict[str, Tensor]) -> None:
 
 
 @pytest.mark.usefixtures("_installed")
-def test_an_exported_file_is_a_plain_state_dict_and_describes_its_network(
+def test_exported_file_is_plain_state_dict_and_describes_its_network(
     network: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     from safetensors import safe_open
@@ -122,7 +122,7 @@ def test_conversions_read_and_write_both_formats(network: Any, tmp_path: Path) -
 
 
 @pytest.mark.usefixtures("_installed")
-def test_a_training_checkpoint_is_written_without_its_training_state(tmp_path: Path) -> None:
+def test_training_checkpoint_is_written_without_its_training_state(tmp_path: Path) -> None:
     network = zoo.get("resnet32_cifar", num_classes=2)
     averaged = {key: tensor + 1 for key, tensor in network.state_dict().items()}
     described = network.built_as.model_dump(mode="json")
@@ -145,7 +145,7 @@ def test_tied_strided_and_short_tensors_are_written_in_full() -> None:
 @pytest.mark.parametrize(
     "tensor", [torch.zeros(2, dtype=torch.complex128), torch.eye(2).to_sparse(), torch.empty(2, device="meta")]
 )
-def test_tensors_that_the_format_does_not_support_raise_an_error(tensor: Tensor) -> None:
+def test_unsupported_tensors_raise(tensor: Tensor) -> None:
     with pytest.raises(WeightsError, match=r"cannot be written as safetensors .*; .*\.pth"):
         safetensors_bytes({"a": tensor})
 
@@ -179,7 +179,7 @@ DAMAGED: dict[str, tuple[Callable[[Path], object], str]] = {
 
 @pytest.mark.usefixtures("_installed")
 @pytest.mark.parametrize("kind", DAMAGED)
-def test_a_damaged_file_is_one_clear_error_and_nothing_is_unpickled(
+def test_damaged_file_is_one_clear_error_and_nothing_is_unpickled(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     make, said = DAMAGED[kind]
@@ -190,7 +190,7 @@ def test_a_damaged_file_is_one_clear_error_and_nothing_is_unpickled(
 
 
 @pytest.mark.usefixtures("_installed")
-def test_the_tensors_stay_when_the_file_changes(tmp_path: Path) -> None:
+def test_tensors_stay_when_file_changes(tmp_path: Path) -> None:
     path = tmp_path / "w.safetensors"
     path.write_bytes(safetensors_bytes({"a": torch.ones(1000)}))
     read = read_state_dict(path)
@@ -200,7 +200,7 @@ def test_the_tensors_stay_when_the_file_changes(tmp_path: Path) -> None:
 
 @EXAMPLES
 @pytest.mark.usefixtures("_installed")
-def test_any_bytes_are_tensors_or_a_message(examples: int, tmp_path: Path) -> None:
+def test_any_bytes_are_tensors_or_message(examples: int, tmp_path: Path) -> None:
     spec = zoo.get("resnet32_cifar").built_as
     sound = safetensors_bytes({"a": torch.randn(3), "b": torch.tensor(7)}, spec)
     path = tmp_path / "w.safetensors"

@@ -10,12 +10,12 @@ from zoo.cli import main
 from zoo.weights.cache import weights_path
 
 
-def test_fetch_prints_where_the_files_are(capsys: pytest.CaptureFixture[str]) -> None:
+def test_fetch_prints_where_files_are(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["fetch", NAME]) == 0
     assert capsys.readouterr().out == f"{weights_path(NAME)}\n"
 
 
-def test_a_download_that_fails_exits_with_2(server: Server, capsys: pytest.CaptureFixture[str]) -> None:
+def test_failed_download_exits_with_2(server: Server, capsys: pytest.CaptureFixture[str]) -> None:
     server.usual = fails(404)
     assert main(["fetch", NAME]) == 2
     assert f"zoo fetch: {NAME}: 404 Client Error: Not Found" in capsys.readouterr().err

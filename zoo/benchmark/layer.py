@@ -14,17 +14,16 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from zoo.benchmark.network_setup import LAYOUTS, room_for_compilations
+from zoo.benchmark.network_setup import MEMORY_FORMATS, room_for_compilations
 from zoo.benchmark.results import Case, Results
-from zoo.benchmark.strategies import compile_with_budget
+from zoo.benchmark.strategies import BASELINE, compile_with_budget
 from zoo.engine.precision import DTYPES
 from zoo.layers.checkpointing import checkpoint
 from zoo.layers.norm import InPlaceABN
-from zoo.ops.abn import backend
+from zoo.ops import backend
 from zoo.remat.memory_use import clear_gradients, measure_memory
-from zoo.remat.timing import Clock, Step, ratios, time_interleaved
+from zoo.remat.timing import Clock, TimedStep, ratios, time_interleaved
 
-BASELINE = "std-BN"
 SHAPES = (
     (32, 64, 112, 112),
     (32, 256, 56, 56),
@@ -68,8 +67,8 @@ def providers(channels: int, device: torch.device) -> dict[str, Provider]:
         "compiled iABN": Provider(fused, _compiled(fused)),
         "iABN reference": ours("reference"),
     }
-    for name, (kind, module) in backend.DEVICES.items():
-        if kind == device.type and module.unavailable_reason() is None:
+    for name, (kind, unavailable_reason) in backend.DEVICES.items():
+        if kind == device.type and unavailable_reason() is None:
             by_name[f"iABN {name}"] = ours(name)
     return by_name
 
@@ -97,7 +96,7 @@ def measure_layers(
 def _measure_case(results: Results, case: Case, by_name: dict[str, Provider], rounds: int) -> None:
     """Add memory and times of the providers."""
     print(f"{case.subject} {'x'.join(map(str, case.shape))} {case.dtype} {case.layout}", file=sys.stderr, flush=True)
-    dtype, layout = DTYPES[case.dtype], LAYOUTS[case.layout]
+    dtype, layout = DTYPES[case.dtype], MEMORY_FORMATS[case.layout]
     x, dz = (torch.randn(case.shape, device=results.device).to(dtype).contiguous(memory_format=layout) for _ in "xz")
     with room_for_compilations():
         for name, provider in by_name.items():
@@ -127,7 +126,7 @@ class _AsOperationResult(torch.autograd.Function):
         return None, None
 
 
-def _layer_step(provider: Provider, x: Tensor, dz: Tensor) -> Step:
+def _layer_step(provider: Provider, x: Tensor, dz: Tensor) -> TimedStep:
     """Return forward and backward of the layer, including dx; x is copied before each sample."""
     token = torch.ones((), device=x.device, requires_grad=True)
     buffer = x.clone()
@@ -138,7 +137,7 @@ def _layer_step(provider: Provider, x: Tensor, dz: Tensor) -> Step:
                 provider.call(_AsOperationResult.apply(token, buffer)).backward(dz)
                 clear_gradients(provider.layer.parameters())
 
-    return Step(run, lambda: buffer.copy_(x))
+    return TimedStep(run, lambda: buffer.copy_(x))
 
 
 def _forward(provider: Provider, x: Tensor, dz: Tensor) -> Callable[[], Tensor]:

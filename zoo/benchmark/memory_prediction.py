@@ -14,9 +14,9 @@ import torch
 
 from zoo.benchmark.network_setup import Setup
 from zoo.benchmark.strategies import Strategy
-from zoo.ops.abn import backend
+from zoo.ops import backend
 from zoo.remat.memory_use import count_memory
-from zoo.remat.report.fit import largest
+from zoo.remat.report.fit import largest_fitting
 
 
 class MemoryPrediction:
@@ -53,11 +53,13 @@ class MemoryPrediction:
 
     def largest_batch(self, memory_bytes: int) -> int:
         """Return the largest batch whose training fits in ``memory_bytes``; 0 if not even 2 images fit."""
-        return largest(self.bytes_for, memory_bytes)
+        return largest_fitting(self.bytes_for, memory_bytes)
 
     def largest_size(self, memory_bytes: int, multiple: int) -> int:
         """Return the largest image size whose training with the setup's batch fits in ``memory_bytes``.
 
         The size is a ``multiple`` of that many pixels, at least twice as many, or 0.
         """
-        return multiple * largest(lambda n: self.bytes_for(self._setup.batch, n * multiple), memory_bytes, power=2)
+        return multiple * largest_fitting(
+            lambda n: self.bytes_for(self._setup.batch, n * multiple), memory_bytes, power=2
+        )

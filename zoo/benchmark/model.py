@@ -16,7 +16,7 @@ from zoo.benchmark.plot_style import Line, Panel, draw_panels
 from zoo.benchmark.results import Case, Results
 from zoo.benchmark.strategies import BASELINE, Strategy, build_all, refusals_noted
 from zoo.remat.memory_use import measure_memory
-from zoo.remat.timing import Clock, Step, ratios, time_interleaved, training_step
+from zoo.remat.timing import Clock, TimedStep, ratios, time_interleaved, training_step
 from zoo.tables import counted
 
 
@@ -77,7 +77,7 @@ def add_times(
 
 
 def _add_interleaved(
-    results: Results, case: Case, metric: str, steps: Mapping[str, Step], baseline: str, rounds: int
+    results: Results, case: Case, metric: str, steps: Mapping[str, TimedStep], baseline: str, rounds: int
 ) -> None:
     seconds = time_interleaved(steps, Clock(results.device), rounds=rounds, warmup=1)
     for name, values in seconds.items():
@@ -85,7 +85,7 @@ def _add_interleaved(
         results.add(case, name, f"{metric} ratio", "1", ratios(values, seconds[baseline]))
 
 
-def draw(content: dict[str, Any]) -> bytes:
+def draw_strategies(content: dict[str, Any]) -> bytes:
     """Return a PNG plot of a benchmark's JSON ``content``, with panels for peak and held memory of each network."""
     panels = [
         Panel(

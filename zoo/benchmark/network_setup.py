@@ -26,7 +26,7 @@ from zoo.models.external import build_external, image_shape, iter_tensors
 from zoo.remat.lean import lean
 from zoo.remat.memory_use import clear_gradients
 from zoo.remat.report.block_checkpointing import checkpoint_blocks
-from zoo.remat.timing import Step, training_step
+from zoo.remat.timing import TimedStep, training_step
 from zoo.tasks.segmentation import MapLogits, bootstrapped_loss
 from zoo.torch_internals.compiler import recompile_limit
 
@@ -36,7 +36,7 @@ EXTERNAL_STRATEGIES: dict[str, Callable[[nn.Module], nn.Module]] = {
     "checkpoint": checkpoint_blocks,
     "lean": lean,
 }
-LAYOUTS = {"contiguous": torch.contiguous_format, "channels_last": torch.channels_last}
+MEMORY_FORMATS = {"contiguous": torch.contiguous_format, "channels_last": torch.channels_last}
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class Setup:
     - `size`: side of an image in pixels. An external network that requires another size gets images of that size.
     - `structure`: blocks per stage; None for the architecture's.
     - `dtype`: "float32", or "bfloat16" for autocast.
-    - `layout`: memory layout of weights and images, one of `LAYOUTS`.
+    - `layout`: memory layout of weights and images, one of `MEMORY_FORMATS`.
     - `device`: device of the network; on the meta device nothing is computed.
     """
 
@@ -115,13 +115,13 @@ class Setup:
 
     def place(self, model: nn.Module) -> nn.Module:
         """Return the model on the device, in the layout, in training mode."""
-        layout: Any = {"memory_format": LAYOUTS[self.layout]}  # not in the type stubs of torch 2.11 and 2.13
+        layout: Any = {"memory_format": MEMORY_FORMATS[self.layout]}  # not in the type stubs of torch 2.11 and 2.13
         return model.to(self.device).to(**layout).train()
 
     def random_images(self) -> Tensor:
         """Return a new batch of random images."""
         images = torch.randn(self.batch, *self.image_shape, device=self.device)
-        return images.contiguous(memory_format=LAYOUTS[self.layout])
+        return images.contiguous(memory_format=MEMORY_FORMATS[self.layout])
 
     def forward_of(self, model: Callable[[Tensor], Any]) -> Callable[[], Tensor]:
         """Return a function that computes the loss of the model for fixed random images."""
@@ -163,7 +163,7 @@ def loss_of_any(outputs: Sequence[Tensor]) -> Tensor:
     return torch.stack([output.float().square().mean() for output in outputs]).sum()
 
 
-def graph_step(forward: Callable[[], Tensor], model: nn.Module) -> Step:
+def graph_step(forward: Callable[[], Tensor], model: nn.Module) -> TimedStep:
     """Return a timed step that replays a CUDA graph of forward and backward.
 
     The gradients are None afterwards, and their memory stays allocated.
@@ -182,7 +182,7 @@ def graph_step(forward: Callable[[], Tensor], model: nn.Module) -> Step:
         for _ in range(times):
             graph.replay()
 
-    return Step(run)
+    return TimedStep(run)
 
 
 def room_for_compilations() -> AbstractContextManager[Any]:

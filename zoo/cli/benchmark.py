@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 OUT_DIR = Path("runs/benchmark")
-Layout = Literal["contiguous", "channels_last"]
+MemoryFormat = Literal["contiguous", "channels_last"]
 
 
 def _numbers(text: str) -> tuple[int, ...]:
@@ -108,7 +108,7 @@ class BenchmarkLayer(Benchmark):
     """Input shapes (default: shapes in a ResNet, and small ones)."""
     dtypes: tuple[Literal["float32", "bfloat16", "float16"], ...] = ("float32", "bfloat16")
     """Number formats of input and output."""
-    layouts: tuple[Layout, ...] = ("contiguous", "channels_last")
+    layouts: tuple[MemoryFormat, ...] = ("contiguous", "channels_last")
     """Memory layouts of the input."""
     rounds: Positive = 20
     """Interleaved timings of each step."""
@@ -144,11 +144,11 @@ class BenchmarkModel(Benchmark):
     """Blocks per stage (default: the architecture's)."""
     input_3x3: bool = False
     """Use the stem of three 3x3 convolutions."""
-    layout: Layout = "contiguous"
+    layout: MemoryFormat = "contiguous"
     """Memory layout of images and weights."""
 
     def measure(self, results: Results) -> None:
-        from zoo.benchmark.model import draw, measure_strategies
+        from zoo.benchmark.model import draw_strategies, measure_strategies
         from zoo.benchmark.plot_style import check_matplotlib
         from zoo.benchmark.strategies import all_strategies, choose_strategies
         from zoo.files import write_bytes
@@ -162,7 +162,7 @@ class BenchmarkModel(Benchmark):
         for setup in setups:
             measure_strategies(results, setup, strategies, self.rounds)
         if self.plot:
-            write_bytes(self.stem.with_name(f"{self.stem.name}.png"), draw(results.content()))
+            write_bytes(self.stem.with_name(f"{self.stem.name}.png"), draw_strategies(results.content()))
 
     def setup(self, network: str, results: Results) -> Setup:
         """Return the network and the images to measure."""

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 NETWORK_OPTIONS = ("norm", "activation", "activation_param", "input_3x3")
 
 
-class Kind(NamedTuple):
+class Conversion(NamedTuple):
     """A kind of conversion: its meaning, and the options that only some kinds accept."""
 
     meaning: str
@@ -24,16 +24,16 @@ class Kind(NamedTuple):
 
 
 CONVERSIONS = {
-    "from-torchvision": Kind("rename the keys of a torchvision ResNet to the keys of this package"),
-    "to-torchvision": Kind("the inverse of from-torchvision"),
-    "relu-to-leaky-relu": Kind(
+    "from-torchvision": Conversion("rename the keys of a torchvision ResNet to the keys of this package"),
+    "to-torchvision": Conversion("the inverse of from-torchvision"),
+    "relu-to-leaky-relu": Conversion(
         "use the same weights in the network with leaky_relu", ("activation_param", "input_3x3")
     ),
-    "inplace-to-standard": Kind("convert in-place norms to standard norms", NETWORK_OPTIONS[1:]),
-    "standard-to-inplace": Kind(
+    "inplace-to-standard": Conversion("convert in-place norms to standard norms", NETWORK_OPTIONS[1:]),
+    "standard-to-inplace": Conversion(
         "convert standard norms to in-place norms", (*NETWORK_OPTIONS[1:], "allow_approximate")
     ),
-    "export": Kind("write the weights unchanged, as .safetensors or .pth", NETWORK_OPTIONS),
+    "export": Conversion("write the weights unchanged, as .safetensors or .pth", NETWORK_OPTIONS),
 }
 RESTRICTED_OPTIONS = dict.fromkeys(option for kind in CONVERSIONS.values() for option in kind.options)
 

@@ -17,7 +17,7 @@ class Doctor(Command):
     """Print versions, devices, back ends and caches."""
 
     def run(self) -> int:
-        from zoo.ops.abn import backend
+        from zoo.ops import backend
 
         sections = {
             "versions": _versions(),

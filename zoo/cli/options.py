@@ -16,7 +16,7 @@ type of a field decides how its text is parsed:
 - ``Annotated[X, convert]`` calls ``convert(text)``, which raises argparse.ArgumentTypeError for wrong text;
 - any other type is called with the text.
 
-Options of the same name have the same meaning in all commands. A mixin such as `LoaderOptions` declares them once.
+Options of the same name have the same meaning in all commands. A mixin such as `DataOptions` declares them once.
 """
 
 from __future__ import annotations
@@ -192,7 +192,7 @@ def default_workers(most: int) -> int:
 
 
 @dataclass(frozen=True, kw_only=True)
-class LoaderOptions:
+class DataOptions:
     """Options of commands that read a data set."""
 
     workers: WholeNumber = option("-j", default=default_workers(4))

@@ -26,9 +26,7 @@ class Push(Command):
     """License of the weights, as the Hub names it, such as apache-2.0 (default: the license of published weights)."""
 
     def run(self) -> int:
-        from zoo.registry.load_network import load_network
         from zoo.run.publishing import push
 
-        network = load_network(self.name, self.weights)
-        print(push(network, self.repository, license_id=self.license))
+        print(push(self.name, self.repository, weights=self.weights, license_id=self.license))
         return 0

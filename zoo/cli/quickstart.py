@@ -36,7 +36,7 @@ class Quickstart(Command):
 
         log_dir = self.log_dir or LOG_DIRS[self.task]
         if self.task == "classification":
-            logger.info("training takes about two minutes on two CPU cores, and is resumed if it was interrupted")
+            logger.info("training takes less than a minute on two CPU cores, and is resumed if it was interrupted")
             data = unpack_sample()
             self._train("quickstart_fashion_mnist", data, log_dir)
         else:
@@ -52,6 +52,7 @@ class Quickstart(Command):
         if self.task == "classification":
             image = next(path for path in sorted((data / "val").rglob("*")) if path.is_file())
             print(f"try next      zoo predict {checkpoint} {image}")
+            print("your images   zoo train resnet18 DATA --log-dir runs/mine")
         else:
             print(f"try next      zoo segment {checkpoint} {data}/val/images {log_dir}/segmented")
         return 0

@@ -10,8 +10,8 @@ from typing import ClassVar
 
 from zoo.cli.options import (
     Command,
+    DataOptions,
     Group,
-    LoaderOptions,
     Positive,
     option,
 )
@@ -78,7 +78,7 @@ class ReproduceRevNeXt(ReproduceAll):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ReproduceImageNet(Command, LoaderOptions):
+class ReproduceImageNet(Command, DataOptions):
     """Score the nine published networks on ImageNet by three protocols, with the published scores beside.
 
     Exit code: 0 if everything was measured, 2 if something is missing, 3 if a score is off by more than 0.1 points.

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from zoo.cli.options import (
     Command,
     DataFolder,
-    LoaderOptions,
+    DataOptions,
     Positive,
     ProcessOptions,
     argument,
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from zoo.engine.process import Process
     from zoo.registry.load_network import LoadedNetwork
     from zoo.run.scoring import Scores
-    from zoo.tasks.prediction import Prediction, Recorder
+    from zoo.tasks.prediction import Prediction, PredictionCollector
 
 SetName = Literal["imagenet-a", "imagenet-r", "imagenet-v2", "imagenet-sketch", "imagenet-real"]
 # Options of one task only, by field.
@@ -46,7 +46,7 @@ def scale(text: str) -> int:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ScoreOptions(LoaderOptions, ProcessOptions):
+class ScoreOptions(DataOptions, ProcessOptions):
     """How weights are scored, and which files are written."""
 
     protocol: str | None = option(choices=[*PROTOCOLS, *WHOLE_IMAGES], metavar=None)
@@ -97,7 +97,7 @@ class Validate(Command, ScoreOptions):
         from zoo.engine.process import open_process
         from zoo.files import write_json
         from zoo.registry.load_network import load_network
-        from zoo.tasks.prediction import Recorder
+        from zoo.tasks.prediction import PredictionCollector
 
         self._check_protocol()
         with open_process(self.dist_backend) as process:
@@ -105,9 +105,10 @@ class Validate(Command, ScoreOptions):
             network = load_network(self.name, self.weights)
             self._check_task(network)
             # The items of a data set by name have no folder.
-            recorder = Recorder(Path() if isinstance(self.data, DataName) else self.data) if self.predictions else None
-            scores = self._score(network, process, recorder)
-            shares = process.gather(recorder.predictions) if recorder else []
+            folder = Path() if isinstance(self.data, DataName) else self.data
+            collector = PredictionCollector(folder) if self.predictions else None
+            scores = self._score(network, process, collector)
+            shares = process.gather(collector.predictions) if collector else []
             if process.is_main:
                 print(scores.table)
                 if self.json is not None:
@@ -128,7 +129,7 @@ class Validate(Command, ScoreOptions):
             what = f"{network.title} segments images, which are scored whole and one at a time"
             raise ConfigError(what, "command line", f"leave out {join_names(given)}")
 
-    def _score(self, network: LoadedNetwork, process: Process, record: Recorder | None) -> Scores:
+    def _score(self, network: LoadedNetwork, process: Process, record: PredictionCollector | None) -> Scores:
         from zoo.run.robustness import score_set
         from zoo.run.scoring import score_data
 

@@ -27,7 +27,7 @@ from zoo.config.options import (
     ReversibleOptions,
     RevNeXtOptions,
     RevViTOptions,
-    Stem,
+    StemOptions,
     StochasticDepth,
     WiderResNetA2Options,
 )
@@ -94,7 +94,7 @@ def network_sizes() -> dict[str, dict[str, Any]]:
 def is_external(name: str) -> bool:
     """Return whether ``name`` names a network of another package, "PACKAGE:NAME"; it may be unknown there."""
     package, colon, _ = name.partition(":")
-    return bool(colon) and package in PACKAGES
+    return bool(colon) and package in NETWORK_PACKAGES
 
 
 def has_own_layers(name: str) -> bool:
@@ -121,7 +121,7 @@ def has_same_tensors(first: str, second: str) -> bool:
 
 
 # The packages whose networks are known by names such as "torchvision:resnet50", see `zoo.models.external`.
-PACKAGES = ("timm", "torchvision")
+NETWORK_PACKAGES = ("timm", "torchvision")
 HUB_PREFIX = "hf-hub:"  # the beginning of the name of a repository on the Hugging Face Hub
 # The value of "memory" that every network has: "auto", and recipes in place of activations (`zoo.lean`).
 LEAN = "lean"
@@ -293,7 +293,7 @@ def _deeplab(body: Architecture) -> Architecture:
         f"deeplab_{body.name}",
         "deeplab",
         {"body": body.name},
-        DeepLabStemOptions if issubclass(body.options, Stem) else DeepLabOptions,
+        DeepLabStemOptions if issubclass(body.options, StemOptions) else DeepLabOptions,
         body.memory,
         dilations={},  # the option output_stride dilates the body
         task="segmentation",

@@ -13,7 +13,7 @@ from typing import Literal
 # Pixels of an image, decoded or resized: 256 MiB as RGB. PIL warns above this limit and fails above twice this limit.
 MAX_PIXELS = 2**28 // 3
 MAX_SIDE = math.isqrt(MAX_PIXELS)
-MAX_FILE_BYTES = 2**30  # of an image, which may be stored uncompressed, with 16 bits a value
+MAX_IMAGE_BYTES = 2**30  # of an image, which may be stored uncompressed, with 16 bits a value
 MAX_CLASSES = 100_000  # of experiments, networks and weights files; ImageNet-21k has 21,841
 MAX_BATCH = 10_000_000  # ImageNet has 1.3 million training images
 MAX_REPLICAS = 1024

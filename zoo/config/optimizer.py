@@ -14,7 +14,7 @@ from zoo.config.limits import MAX_BATCH, MAX_RATE, MAX_REPLICAS, MAX_STEPS
 from zoo.config.schedule import Schedule
 from zoo.config.section import Section
 
-Rate = Annotated[float, Field(gt=0, le=MAX_RATE)]
+LearningRate = Annotated[float, Field(gt=0, le=MAX_RATE)]
 Beta = Annotated[float, Field(ge=0, lt=1)]
 Betas = Annotated[list[Beta], Field(min_length=2, max_length=2)]
 Epsilon = Annotated[float, Field(ge=0, le=1)]
@@ -73,7 +73,7 @@ class Optimizer(Section):
     such as timm:lamb."""
     batch_size: Annotated[int, Field(gt=0, le=MAX_BATCH)] = 256
     """Images per step, over all processes."""
-    learning_rate: Rate = 0.1
+    learning_rate: LearningRate = 0.1
     """Base learning rate, multiplied by the schedule."""
     classifier_lr: Annotated[float, Field(ge=-1, le=MAX_RATE)] = -1.0
     """Base learning rate of the classifier; -1: same as all other layers."""

@@ -27,19 +27,20 @@ def _should_be(words: str) -> WrapValidator:
 
 
 _MODULES = Field(min_length=4, max_length=4)
-Rate = Annotated[int, Field(ge=1, le=MAX_DILATION)]
-Rates = Annotated[list[Rate], _MODULES]
+Dilation = Annotated[int, Field(ge=1, le=MAX_DILATION)]
+Dilations = Annotated[list[Dilation], _MODULES]
 ModuleDilation = Annotated[
-    Rate | Rates, _should_be(f"a whole number from 1 to {MAX_DILATION}, or a list of four (mod2 to mod5)")
+    Dilation | Dilations, _should_be(f"a whole number from 1 to {MAX_DILATION}, or a list of four (mod2 to mod5)")
 ]
 BlockDilation = Annotated[
-    Rate | Annotated[list[Rate | Annotated[list[Rate], Field(min_length=1, max_length=MAX_BLOCKS)]], _MODULES],
+    Dilation
+    | Annotated[list[Dilation | Annotated[list[Dilation], Field(min_length=1, max_length=MAX_BLOCKS)]], _MODULES],
     _should_be(
         f"a whole number from 1 to {MAX_DILATION}, or a list of four (mod2 to mod5), each a number or a list with a "
         "number per block"
     ),
 ]
-Probability = Annotated[float, Field(ge=0, le=0.99)]
+DropProbability = Annotated[float, Field(ge=0, le=0.99)]
 PoolingSide = Annotated[int, Field(gt=0, le=MAX_SIDE)]
 _LEVELS = Field(min_length=1, max_length=MAX_LEVELS)
 Depths = Annotated[list[Annotated[int, Field(ge=0, le=MAX_BLOCKS)]], _LEVELS]
@@ -47,7 +48,7 @@ Pools = Annotated[list[Literal["channel", "batch"]], Field(min_length=1, max_len
 EvenChannels = Annotated[int, Field(ge=2, le=MAX_CHANNELS, multiple_of=2)]
 
 
-class Stem(Section):
+class StemOptions(Section):
     """The option of families with two stems."""
 
     input_3x3: bool = False
@@ -57,7 +58,7 @@ class Stem(Section):
 class StochasticDepth(Section):
     """The option of families of residual blocks whose activations are saved, and of reversible transformers."""
 
-    drop_path_rate: Probability = 0.0
+    drop_path_rate: DropProbability = 0.0
     """Stochastic depth: probability with which the last block drops its branch for an image in training; it rises
     linearly from 0 in the first block."""
 
@@ -70,7 +71,7 @@ class ResNetOptions(StochasticDepth):
     output stride 8); set by output_stride."""
 
 
-class ResNeXtOptions(Stem, ResNetOptions):
+class ResNeXtOptions(StemOptions, ResNetOptions):
     """Options of a ResNeXt."""
 
     dilation: BlockDilation = 1  # type: ignore[assignment]
@@ -83,13 +84,13 @@ class WiderResNetA2Options(StochasticDepth):
     """Options of the A2 variant of a WiderResNet."""
 
     dilation: Annotated[
-        bool | Rate | Rates, _should_be("true, false, or the list [1, 1, 2, 2] for output stride 16")
+        bool | Dilation | Dilations, _should_be("true, false, or the list [1, 1, 2, 2] for output stride 16")
     ] = False
     """Whether dilations of mod5 to mod7 replace strides, for output stride 8; [1, 1, 2, 2] (mod4 to mod7): output
     stride 16; set by output_stride."""
 
 
-class DenseNetOptions(Stem):
+class DenseNetOptions(StemOptions):
     """Options of a DenseNet."""
 
     dilation: ModuleDilation = 1
@@ -116,7 +117,7 @@ class IRevNetOptions(ReversibleOptions):
     width: Annotated[int, Field(ge=4, le=MAX_CHANNELS)] = 16
     """Channels of the half that a block changes in the first level; each level has four times as many as the previous
     one."""
-    dropout: Probability = 0.1
+    dropout: DropProbability = 0.1
     """Dropout probability in blocks."""
 
 
@@ -154,7 +155,7 @@ class DeepLabOptions(Section):
     output_stride: Literal[8, 16] = 8
     """Ratio of the resolutions of the image and of the feature map that the head reads, which sets the dilation of the
     body."""
-    head_dilations: Annotated[list[Rate], Field(min_length=3, max_length=3)] | None = None
+    head_dilations: Annotated[list[Dilation], Field(min_length=3, max_length=3)] | None = None
     """Dilations of the head's three 3x3 convolutions; null: 12, 24, 36 with output_stride 8, and half of these with
     16."""
     pooling_size: (
@@ -168,5 +169,5 @@ class DeepLabOptions(Section):
     or rows and columns; null: the whole map. In training, the branch averages over the whole crop."""
 
 
-class DeepLabStemOptions(Stem, DeepLabOptions):
+class DeepLabStemOptions(StemOptions, DeepLabOptions):
     """Options of DeepLabV3 on a body with two stems."""

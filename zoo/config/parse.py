@@ -14,7 +14,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from zoo.config.architectures import ARCHITECTURES, PACKAGES, is_external
+from zoo.config.architectures import ARCHITECTURES, NETWORK_PACKAGES, is_external
 from zoo.config.describe import describe_settings
 from zoo.config.experiment import Experiment
 from zoo.config.network import read_original_keys
@@ -159,7 +159,7 @@ def _unknown_network(content: dict[str, Any]) -> Iterator[Problem]:
     if not isinstance(arch, str) or arch in ARCHITECTURES or is_external(arch):
         return
     if ":" in arch:
-        names = " and ".join(f'"{package}:NAME"' for package in PACKAGES)
+        names = " and ".join(f'"{package}:NAME"' for package in NETWORK_PACKAGES)
         yield Problem(("network", "arch"), arch, f"networks of other packages are named {names}")
         return
     hint = nearest(arch, ARCHITECTURES, "zoo list shows all")

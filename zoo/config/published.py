@@ -15,7 +15,7 @@ from zoo.config.network import NetworkSpec
 from zoo.config.parse import experiments_dir, find_experiment, load_experiment
 from zoo.errors import ConfigError, nearest
 
-SUFFIX = ".pth.tar"
+WEIGHTS_SUFFIX = ".pth.tar"
 
 
 @dataclass
@@ -56,7 +56,7 @@ class Published:
 def published() -> dict[str, Published]:
     """Return the published weights by name, in the order of checksums.md5."""
     lines = (experiments_dir().parent / "checksums.md5").read_text(encoding="ascii").splitlines()
-    md5s = {name.removesuffix(SUFFIX): md5 for md5, name in map(str.split, lines)}
+    md5s = {name.removesuffix(WEIGHTS_SUFFIX): md5 for md5, name in map(str.split, lines)}
     return {name: _published(name, md5) for name, md5 in md5s.items()}
 
 

@@ -20,10 +20,10 @@ from zoo.errors import ConfigError, ZooError, escape, truncate
 KeyPath = tuple[str | int, ...]
 MAX_VALUE_CHARS = 80
 MAX_PROBLEMS = 20  # the others are only counted
-MAX_DEPTH = 16  # an experiment has five levels
+MAX_NESTING = 16  # an experiment has five levels
 MAX_VALUES = 10_000  # an experiment has some sixty
 
-ABSENT = object()  # the value of a key that is missing
+MISSING = object()  # the value of a key that is missing
 
 
 def dotted(path: KeyPath) -> str:
@@ -41,7 +41,7 @@ class Problem:
     message: str
 
     def __str__(self) -> str:
-        if self.value is ABSENT or isinstance(self.value, Section):
+        if self.value is MISSING or isinstance(self.value, Section):
             return f"{dotted(self.path)}: {self.message}"
         try:
             value = json.dumps(self.value, default=_to_json)
@@ -159,7 +159,7 @@ def problems_of(error: ValidationError) -> Iterator[Problem]:
             for problem in cause.problems:
                 yield replace(problem, path=path + problem.path)
         elif details["type"] == "missing":
-            yield Problem(path, ABSENT, "is missing")
+            yield Problem(path, MISSING, "is missing")
         elif details["type"] == "extra_forbidden":
             yield Problem(path, details["input"], UNKNOWN_KEY)
         elif details["type"] in ("model_type", "dict_type"):
@@ -185,8 +185,8 @@ def check_extent(content: Mapping[str, Any], source: str, error: type[ZooError] 
         if not isinstance(node, (dict, list, tuple)):
             continue
         where = dotted(path[:3]) or "the whole"
-        if len(path) > MAX_DEPTH:
-            raise error(f"{source}: {where}: is nested deeper than {MAX_DEPTH} levels; an experiment has five")
+        if len(path) > MAX_NESTING:
+            raise error(f"{source}: {where}: is nested deeper than {MAX_NESTING} levels; an experiment has five")
         count += len(node)
         if count > MAX_VALUES:
             raise error(f"{source}: {where}: holds more than {MAX_VALUES:,} values; an experiment has some sixty")

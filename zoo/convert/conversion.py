@@ -12,12 +12,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from zoo.config.architectures import is_external
-from zoo.config.network import NetworkSpec
+from zoo.config.architectures import ARCHITECTURES, is_external
+from zoo.config.network import NetworkSpec, parse_spec
+from zoo.config.parse import find_experiment, load_experiment
 from zoo.errors import ConversionError, VerificationError, join_names
 from zoo.models.build import build_on_meta
 from zoo.models.external import iter_tensors
-from zoo.registry.names import resolve
 from zoo.weights import load_state_dict
 from zoo.weights.load import num_outputs
 
@@ -25,12 +25,12 @@ StateDict = Mapping[str, Tensor]
 RANDOM_SIZE = (2, 3, 64, 64)
 ROUNDING_TOLERANCE = 1e4  # largest difference of exact conversions, in units of eps times the largest output
 MAX_PRINTED_NAMES = 6  # in a printed report
-RELU = {"norm": "standard", "activation": "relu"}
+RELU_NETWORK = {"norm": "standard", "activation": "relu"}
 # Kind of conversion -> settings that the network of its source must have.
-REQUIRED: dict[str, dict[str, str]] = {
-    "from-torchvision": RELU,
-    "to-torchvision": RELU,
-    "relu-to-leaky-relu": RELU,
+REQUIRED_SETTINGS: dict[str, dict[str, str]] = {
+    "from-torchvision": RELU_NETWORK,
+    "to-torchvision": RELU_NETWORK,
+    "relu-to-leaky-relu": RELU_NETWORK,
     "inplace-to-standard": {"norm": "inplace"},
     "standard-to-inplace": {"norm": "standard"},
 }
@@ -85,14 +85,9 @@ def source_spec(state_dict: StateDict, network: str | NetworkSpec, conversion: s
     memory strategy becomes the default one, because it may not support the norms of the result. Raises ConfigError for
     an unknown name, and ConversionError if the conversion is not for this network.
     """
-    if isinstance(network, NetworkSpec):
-        spec = network
-    else:
-        found = resolve(network)
-        check_own(found.network.arch, conversion)
-        spec = found.network if found.experiment is not None else found.network.changed(**REQUIRED[conversion])
+    spec = network if isinstance(network, NetworkSpec) else _named(network, conversion)
     check_own(spec.arch, conversion)
-    for key, value in REQUIRED.get(conversion, {}).items():
+    for key, value in REQUIRED_SETTINGS.get(conversion, {}).items():
         found = getattr(spec, key)
         if found != value and (found, value) != ("sync", "inplace"):
             raise ConversionError(f"{conversion} is for networks with {key}={value!r}, and this has {found!r}")
@@ -100,6 +95,16 @@ def source_spec(state_dict: StateDict, network: str | NetworkSpec, conversion: s
     num_classes = num_outputs(state_dict, f"the state dict given for {spec.arch}", classifier)
     changes = {} if num_classes == spec.num_classes else {"num_classes": num_classes}
     return spec.changed(**changes, memory="auto")
+
+
+def _named(name: str, conversion: str) -> NetworkSpec:
+    """Return the spec of an experiment, or of an architecture with the settings that the conversion requires."""
+    file = None if name in ARCHITECTURES else find_experiment(name)
+    if file is not None:
+        experiment = load_experiment(file)
+        return experiment.network.described(experiment.input)
+    check_own(name, conversion)
+    return parse_spec({"arch": name, **REQUIRED_SETTINGS[conversion]}, conversion)
 
 
 def check_own(arch: str, conversion: str) -> None:

@@ -13,16 +13,16 @@ import torch
 from torch import Tensor
 
 from zoo.config.network import NetworkSpec, merge, parse_spec
-from zoo.convert.conversion import REQUIRED, ConversionReport, check_own
+from zoo.convert.conversion import REQUIRED_SETTINGS, ConversionReport, check_own
 from zoo.convert.norms import inplace_to_standard, relu_to_leaky_relu, standard_to_inplace
 from zoo.convert.torchvision import from_torchvision, to_torchvision
 from zoo.errors import ConfigError, ConversionError, escape
 from zoo.files import replacing, write_bytes
 from zoo.weights import StoredWeights, read_weights
+from zoo.weights.description import check_same_network
 from zoo.weights.load import num_outputs
 from zoo.weights.safetensors_files import SUFFIX, safetensors_bytes
 from zoo.weights.stored import check_fits_spec
-from zoo.weights.stored_spec import check_same_network
 
 
 def _export(
@@ -95,7 +95,7 @@ def _source_spec(stored: StoredWeights, kind: str, asked: Mapping[str, Any]) -> 
     if spec is not None and kind == "from-torchvision":
         raise ConversionError(f"{path}: {kind} is for torchvision's files, and this is a file of zoo for {spec.arch}")
     if spec is not None:
-        check_same_network(spec, merge(asked), path, "the options")
+        check_same_network(spec, merge(asked), stored.path, "the options")
         return spec.changed(**asked, memory="auto")
     if "arch" not in asked:
         raise ConfigError(
@@ -105,7 +105,7 @@ def _source_spec(stored: StoredWeights, kind: str, asked: Mapping[str, Any]) -> 
     if kind != "export":
         check_own(asked["arch"], kind)
     key = "fc.weight" if kind == "from-torchvision" else None
-    given = merge(asked, REQUIRED.get(kind, {}), {"num_classes": num_outputs(stored.state_dict, path, key)})
+    given = merge(asked, REQUIRED_SETTINGS.get(kind, {}), {"num_classes": num_outputs(stored.state_dict, path, key)})
     spec = parse_spec(given, path)
-    stored.warn_of_assumptions(spec, given)
+    stored.warn_of_assumptions(spec)
     return spec

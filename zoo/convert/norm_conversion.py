@@ -35,7 +35,7 @@ SYNCHRONIZED = 'convert to "sync"'
 NOT_ONCE = "give each call its own norm, and remove norms that are never called"
 NOT_TRACED = "remove control flow that depends on tensor values from what cannot be traced"
 DROPS = "remove the drop layer"
-RELU = 'relu="leaky_relu" replaces it with leaky ReLU, which changes the outputs'
+REPLACE_RELU = 'relu="leaky_relu" replaces it with leaky ReLU, which changes the outputs'
 NO_FORM = "replace it with nn.LeakyReLU or nn.ELU and retrain, because the outputs change"
 FUNCTION = "call a module (nn.LeakyReLU or nn.ELU), one per norm, instead of the function"
 SHARED = "give each norm its own activation module"
@@ -360,7 +360,7 @@ def _no_form(name: str, activation: nn.Module | fx.Node) -> _UnsafeError:
         is_relu, what = type(activation) is nn.ReLU, _described(name, activation)
     else:
         is_relu, what = function_name(activation).rstrip("_") == "relu", escape(activation.name)
-    return _UnsafeError(f"its activation {what} has no in-place form", RELU if is_relu else NO_FORM)
+    return _UnsafeError(f"its activation {what} has no in-place form", REPLACE_RELU if is_relu else NO_FORM)
 
 
 def _activation_of(module: nn.Module) -> tuple[str, float] | None:

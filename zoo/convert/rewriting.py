@@ -16,7 +16,7 @@ from typing import Any
 
 from torch import fx, nn
 
-IN_PLACE = (operator.iadd, operator.isub, operator.imul, operator.itruediv)
+IN_PLACE_OPERATORS = (operator.iadd, operator.isub, operator.imul, operator.itruediv)
 # Parts of a forward method that a traced graph would not reproduce.
 NOT_TRACED_NAMES = frozenset({"isinstance", "hasattr", "type", "is_tensor", "is_grad_enabled"})
 NOT_TRACED_OPERATIONS = frozenset({"STORE_ATTR", "STORE_GLOBAL"})

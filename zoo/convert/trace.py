@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import fx, nn
 
-from zoo.convert.rewriting import IN_PLACE, LocalTracer, as_traceable, takes_optional_arguments
+from zoo.convert.rewriting import IN_PLACE_OPERATORS, LocalTracer, as_traceable, takes_optional_arguments
 from zoo.errors import ConversionError
 from zoo.layers.invertible import InvertibleNorm
 from zoo.layers.norm import ABN
@@ -34,7 +34,7 @@ FRESH_FUNCTIONS = (
     operator.add,
 )
 # Their outputs can be their input or a view of it.
-VIEWS = (
+MAY_ALIAS_INPUT = (
     *("chunk", "contiguous", "detach", "dropout", "dropout2d", "expand", "expand_as", "flatten", "getitem", "narrow"),
     *("permute", "reshape", "select", "split", "squeeze", "t", "to", "transpose", "type_as", "unbind", "unflatten"),
     *("unsqueeze", "view", "view_as"),
@@ -198,7 +198,7 @@ class Trace:
         module: Any = self.module_of(node)
         if module is not None:
             return bool(getattr(module, "inplace", False))
-        return function_name(node).endswith("_") or node.target in IN_PLACE or _has_inplace_argument(node)
+        return function_name(node).endswith("_") or node.target in IN_PLACE_OPERATORS or _has_inplace_argument(node)
 
     def _is_opaque(self, node: fx.Node) -> bool:
         return node.op == "call_module" and node.target in self.failed
@@ -206,7 +206,7 @@ class Trace:
     def _may_be_view(self, node: fx.Node) -> bool:
         if (module := self.module_of(node)) is not None:
             return isinstance(module, (nn.Flatten, nn.Unflatten, DropoutBase))
-        return function_name(node) in VIEWS
+        return function_name(node) in MAY_ALIAS_INPUT
 
 
 def _reason(error: Exception) -> str:

@@ -10,13 +10,12 @@ from dataclasses import replace
 
 from torch import nn
 
-from zoo.config.architectures import ARCHITECTURES
+from zoo.config.architectures import ARCHITECTURES, has_same_tensors
 from zoo.config.network import WITH_PARAMETER, NetworkSpec
 from zoo.convert.norms import inplace_to_standard, standard_to_inplace
 from zoo.errors import ConversionError, WeightsError, escape
 from zoo.weights import LoadReport, StoredWeights, load_stored
-from zoo.weights.stored import settings_to_compare
-from zoo.weights.stored_spec import ASKED_BY_NETWORK
+from zoo.weights.description import ASKED_BY_NETWORK
 
 logger = logging.getLogger("zoo")
 
@@ -38,21 +37,20 @@ def transferred(stored: StoredWeights, network: NetworkSpec | None) -> StoredWei
     spec = stored.spec
     if spec is None or network is None or spec.has_own_layers or network.arch not in ARCHITECTURES:
         return stored
-    wanted = settings_to_compare(network, spec)
-    if wanted["arch"] != spec.arch:
+    of_weights = ARCHITECTURES[network.arch].structure.get("body", network.arch)  # a DeepLab may load its body alone
+    if spec.arch != network.arch and not has_same_tensors(spec.arch, of_weights):
         return stored
-    form = {key: wanted[key] for key in ("activation", "activation_param")}
     if spec.norm == "standard":  # first, because in-place norms have no relu
-        stored = _with_activation(stored, **form)
-    stored = _with_norm(stored, wanted["norm"])
-    return _with_activation(stored, **form)
+        stored = _with_activation(stored, network)
+    stored = _with_norm(stored, network.norm)
+    return _with_activation(stored, network)
 
 
-def _with_activation(stored: StoredWeights, activation: str, activation_param: float) -> StoredWeights:
-    """Return the same weights as those of a network with another activation."""
+def _with_activation(stored: StoredWeights, network: NetworkSpec) -> StoredWeights:
+    """Return the same weights, described with the activation of ``network``."""
     spec = stored.spec
     assert spec is not None
-    changed = spec.changed(activation=activation, activation_param=activation_param)
+    changed = spec.changed(activation=network.activation, activation_param=network.activation_param)
     if _activation_text(spec) != _activation_text(changed):
         logger.warning(
             "%s: trained with %s and used with %s: the weights are unchanged, the outputs differ%s",

@@ -230,7 +230,7 @@ def collate(samples: list[Sample] | DataError) -> Batch | DataError:
         found, expected = (each.drawn.pixels for each in (sample, first))
         if (found.shape, found.dtype) != (expected.shape, expected.dtype):
             kinds = (f"{each.dtype} of shape {tuple(each.shape)}" for each in (found, expected))
-            what = f"its image is {next(kinds)}, and that of {escape(first.path)} is {next(kinds)}"
+            what = f"its image is {next(kinds)}, but the image of {escape(first.path)} is {next(kinds)}"
             return DataError(what, sample.path, "give all images the same size and type")
     colors = [sample.drawn.colors for sample in samples if sample.drawn.colors is not None]
     return Batch(

@@ -13,7 +13,7 @@ from typing import TypeVar
 import numpy as np
 from PIL import Image, ImageFile, UnidentifiedImageError
 
-from zoo.config.limits import MAX_FILE_BYTES, MAX_PIXELS
+from zoo.config.limits import MAX_IMAGE_BYTES, MAX_PIXELS
 from zoo.errors import DataError, escape
 from zoo.files import decode_text, open_regular
 
@@ -61,8 +61,8 @@ def read_bytes(path: str | Path, what: str = "an image") -> bytes:
     """Return the content of the file ``path``; Unreadable also if it is too large."""
     with naming(escape(path), what), open_regular(path) as file:
         size = os.fstat(file.fileno()).st_size
-        if size > MAX_FILE_BYTES:
-            raise ValueError(f"it has {size:,} bytes, more than {MAX_FILE_BYTES:,}")
+        if size > MAX_IMAGE_BYTES:
+            raise ValueError(f"it has {size:,} bytes, more than {MAX_IMAGE_BYTES:,}")
         return file.read()
 
 

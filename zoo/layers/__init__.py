@@ -13,7 +13,7 @@ from zoo.layers.norm import (
     set_active_group,
 )
 from zoo.layers.reversible import ReversibleBlock, ReversibleSequential
-from zoo.ops.abn import inplace_abn, inplace_abn_sync
+from zoo.ops.abn.functional import inplace_abn, inplace_abn_sync
 
 __all__ = [
     "ABN",

@@ -51,7 +51,7 @@ class _Run:
 
     @contextmanager
     def first(self) -> Iterator[None]:
-        """Context of the first run."""
+        """Return the context of the first run."""
         self.state, completed = ModuleState(self.module.modules()), False
         try:
             yield
@@ -62,7 +62,7 @@ class _Run:
 
     @contextmanager
     def again(self) -> Iterator[None]:
-        """Context of a recomputation. Raises RuntimeError if parameters or unchanged buffers have been modified."""
+        """Return the context of a recomputation. Raises RuntimeError if parameters or buffers were modified."""
         self.parameters.check()
         with self.state.restored(), paused_statistics(self.module):
             yield
@@ -83,7 +83,7 @@ class _Repeatable:
 
 @contextmanager
 def paused_statistics(module: nn.Module) -> Iterator[None]:
-    """Context manager: norms of ``module`` do not update their running statistics.
+    """Return a context in which the norms of ``module`` do not update their running statistics.
 
     Unlike `zoo.ops.context.restored_buffers`, it modifies no buffer that the graph of the recomputation has saved.
     Backward may therefore run after the context has ended.
@@ -119,6 +119,6 @@ class CheckpointedSequential(nn.Sequential):
 
 
 def build_stage(blocks: Iterable[nn.Module], memory: str) -> nn.Sequential:
-    """Return the residual blocks, as ``block1`` and so on, in one module; checkpointed if ``memory`` says so."""
+    """Return residual blocks in one module as ``block1``, ``block2``, ...; checkpointed if ``memory="checkpoint"``."""
     named = OrderedDict((f"block{number}", block) for number, block in enumerate(blocks, start=1))
     return CheckpointedSequential(named) if memory == "checkpoint" else nn.Sequential(named)

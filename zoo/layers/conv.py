@@ -86,7 +86,7 @@ def build_stem(channels: int, norm: NormFactory, input_3x3: bool, memory: str = 
 
 
 def drop_path(branch: Tensor, probability: float) -> Tensor:
-    """Return a new tensor: the ``branch`` (N, C, H, W) of each image times 0 with this probability, or 1 / (1 - p).
+    """Return ``branch`` (N, C, H, W) in a new tensor, times 0 with probability p or 1 / (1 - p) for each image.
 
     Source: Huang et al., Deep Networks with Stochastic Depth, 2016, scaled in training as in timm and torchvision.
     """

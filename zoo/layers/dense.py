@@ -15,8 +15,8 @@ from zoo.layers.checkpointing import checkpoint
 from zoo.layers.conv import conv2d
 from zoo.layers.norm import InPlaceABN, InPlaceABNSync, NormFactory, out_of_place
 from zoo.ops.abn.functional import check_activation
-from zoo.ops.abn.kernels import NormSettings
 from zoo.ops.abn.norm_act_conv import join, norm_act_conv
+from zoo.ops.abn.reference import NormSettings
 from zoo.ops.context import is_eager, is_fx_proxy
 from zoo.ops.convolution import Convolution, is_plain_convolution
 from zoo.torch_internals.data import is_plain_layer

@@ -23,7 +23,7 @@ from zoo.layers.conv import conv2d
 from zoo.layers.norm import ABN, InPlaceABN, InPlaceABNSync, call_norm
 from zoo.layers.reversible import subtract_branch
 from zoo.ops.abn.functional import normalize
-from zoo.ops.abn.kernels import NormSettings
+from zoo.ops.abn.reference import NormSettings
 from zoo.ops.abn.statistics import Statistics
 from zoo.ops.chain import Gradients, Tensors, add_gradients
 from zoo.ops.convolution import is_plain_convolution
@@ -49,7 +49,7 @@ torch.fx.wrap("call_norm")
 
 
 class BypassedLayerError(ConfigError):
-    """A layer whose call an invertible layer skips has been changed, so that the call would compute something else.
+    """A layer that an invertible layer bypasses was changed, so that calling it would compute something else.
 
     Args:
     - `layer`: the changed layer.
@@ -68,7 +68,7 @@ class BypassedLayerError(ConfigError):
 
 
 def _changes(layer: nn.Module) -> str:
-    """Return a text about what changes the call of a layer, or "". Global hooks see only what is called."""
+    """Return a description of what changes the call of a layer, or "". Global hooks see only layers that are called."""
     return (
         ("it has hooks" if has_own_hooks(layer) else "")
         or " and ".join(f"its {name} is replaced" for name in changed_methods(layer))
@@ -77,7 +77,7 @@ def _changes(layer: nn.Module) -> str:
 
 
 def _check_link(layer: nn.Module) -> None:
-    """Raise BypassedLayerError if something has changed an invertible layer, which a chain does not call."""
+    """Raise BypassedLayerError if an invertible layer, which a chain does not call, was changed."""
     if what := _changes(layer):
         raise BypassedLayerError(
             layer,
@@ -151,7 +151,7 @@ class _Pool(Invertible):
         return self.pool(x)
 
     def record(self, x: Tensor) -> tuple[Tensor, Any]:
-        """Return y in a new tensor, and nothing."""
+        """Return y in a new tensor; ``saved`` is None."""
         return self.pool(x), None
 
     def undo_(self, y: Tensor, dy: Tensor, saved: Any) -> tuple[Tensor, Tensor, Gradients]:
@@ -185,7 +185,7 @@ class InvertibleLeakyReLU(Invertible):
         return F.leaky_relu(x, self.slope)
 
     def record_(self, x: Tensor) -> tuple[Tensor, Any]:
-        """Return y in the memory of x, and nothing."""
+        """Return y in the memory of x; ``saved`` is None."""
         return F.leaky_relu_(x, self.slope), None
 
     def undo_(self, y: Tensor, dy: Tensor, saved: Any) -> tuple[Tensor, Tensor, Gradients]:
@@ -233,13 +233,13 @@ class InvertibleNorm(Invertible):
         return y, dy, {weight: torch.where(weight < 0, -dgain, dgain), bias: dbias}
 
     def _check_norm(self, x: Tensor) -> None:
-        """Raise BypassedLayerError if something has changed the norm, whose parameters are read without a call."""
+        """Raise BypassedLayerError if the norm, whose parameters are read without calling it, was changed."""
         norm = self.norm
         what = _changes(norm)
         if not what and type(norm) not in (InPlaceABN, InPlaceABNSync):
             what = "it is not an InPlaceABN or InPlaceABNSync itself"
         if not what and not has_own_parameters(norm, x):
-            what = "its parameters are on the meta device, or no parameters of its own"
+            what = "its parameters are on the meta device or not its own"
         if what:
             raise BypassedLayerError(
                 norm,
@@ -280,7 +280,7 @@ class InvertibleConv(Coupling):
         self.g = conv2d(channels // 2, channels // 2, 3)
 
     def record_(self, x: Tensor) -> tuple[Tensor, Any]:
-        """Return y, in the memory of x if f and g are plain convolutions, and nothing."""
+        """Return y, in the memory of x if f and g are plain convolutions; ``saved`` is None."""
         if not self._are_plain(x):
             return Coupling.forward(self, x).contiguous(), None  # hooks may keep what f and g read
         couple_(x, self.f, self.g)
@@ -321,7 +321,7 @@ class LayerwiseBlock(Coupling):
         self.g = nn.Sequential(*g)
 
     def record_(self, x: Tensor) -> tuple[Tensor, Any]:
-        """Return y in the memory of x, and nothing."""
+        """Return y in the memory of x; ``saved`` is None."""
         x1, x2 = halves(x)
         for source, branch, target in ((x2, self.f, x1), (x1, self.g, x2)):
             target.add_(_record_layers_(branch, source.clone(memory_format=torch.contiguous_format))[0])

@@ -71,7 +71,7 @@ class ABN(NormBase):
         self.statistics_paused = False  # True during a recomputation, which is not a new batch
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the normalized and activated x, same shape and dtype."""
+        """Return the normalized and activated x, of the same shape and dtype."""
         return call_norm(self, x)
 
     def compute(self, x: Tensor) -> Tensor:
@@ -264,7 +264,7 @@ def norm_act(kind: str | NormFactory, activation: str = "leaky_relu", activation
 
 
 def out_of_place(norm: Any) -> Any:
-    """Set a norm to not overwrite its input, for inputs that are read elsewhere too; return the norm."""
+    """Let a norm not overwrite its input, which other layers read too; return the norm."""
     if hasattr(norm, "inplace"):
         norm.inplace = False
     for layer in norm.modules():

@@ -18,7 +18,7 @@ from torch.autograd.graph import get_gradient_edge
 from torch.func import functional_call
 
 from zoo.layers.checkpointing import paused_statistics
-from zoo.ops.chain import Gradients, Link, Meter, Tensors, run_chain, storage_ids
+from zoo.ops.chain import ErrorCallback, Gradients, Link, Tensors, run_chain, storage_ids
 from zoo.ops.context import is_fx_proxy
 from zoo.ops.grid import round_to_grid, sum_on_grid
 from zoo.ops.inverse import channel_pool, channel_unpool, halves
@@ -28,7 +28,7 @@ from zoo.torch_internals.dispatch import are_transforms_active
 
 torch.fx.wrap("round_to_grid")
 
-Pair = tuple[Tensor, Tensor]
+TensorPair = tuple[Tensor, Tensor]
 
 
 class ReversibleBlock(nn.Module):
@@ -38,7 +38,7 @@ class ReversibleBlock(nn.Module):
     - `f`, `g`: modules whose output has the shape of their input. They must not overwrite the input: set
       ``inplace = False`` on a leading `InPlaceABN`. The output may depend only on the input, parameters, buffers and
       attributes. Buffers that forward changes, and attributes that it assigns, have their old values in the
-      recomputation (`zoo.ops.module_state`); lists and other objects that it changes have not. The modules' hooks also
+      recomputation (`zoo.ops.module_state`); lists and other objects that it changes do not. The modules' hooks also
       run in the recomputation.
     - `grid_bits`: round what f and g return to multiples of 2^-grid_bits, see `ReversibleSequential`.
 
@@ -54,13 +54,13 @@ class ReversibleBlock(nn.Module):
         self.g = g
         self.grid_bits = grid_bits
 
-    def forward(self, x1: Tensor, x2: Tensor) -> Pair:
+    def forward(self, x1: Tensor, x2: Tensor) -> TensorPair:
         """Return (y1, y2) in new tensors."""
         y1 = x1 + _run_branch(self.f, x2, self.grid_bits)
         return y1, x2 + _run_branch(self.g, y1, self.grid_bits)
 
     @torch.no_grad()
-    def inverse(self, y1: Tensor, y2: Tensor) -> Pair:
+    def inverse(self, y1: Tensor, y2: Tensor) -> TensorPair:
         """Return (x1, x2) in new tensors; does not update running statistics."""
         with paused_statistics(self):
             x2 = y2 - _run_branch(self.g, y1, self.grid_bits)
@@ -78,7 +78,7 @@ class CouplingHalf:
         self.branch, self.into, self.grid_bits = branch, into, grid_bits
         self.summary: Tensor | None = None
 
-    def __call__(self, *xs: Tensor) -> Pair:
+    def __call__(self, *xs: Tensor) -> TensorPair:
         """Return both halves; the half that the branch reads stays unchanged."""
         source, x = self._swapped(xs)
         if self.grid_bits is None or is_fx_proxy(x) or torch.is_grad_enabled() or are_transforms_active():
@@ -90,7 +90,7 @@ class CouplingHalf:
         """Return the modules of the branch."""
         return self.branch.modules()
 
-    def reverse(self, ys: Tensors, grads: Tensors, may_overwrite: bool) -> tuple[Pair, Pair, Gradients]:
+    def reverse(self, ys: Tensors, grads: Tensors, may_overwrite: bool) -> tuple[TensorPair, TensorPair, Gradients]:
         """Return the halves before the addition, their gradients, and the gradients of the branch's parameters."""
         source, y = self._swapped(ys)
         dsource, dy = self._swapped(grads)
@@ -99,7 +99,7 @@ class CouplingHalf:
         )
         return self._swapped((source, x)), self._swapped((dsource, dy)), gradients
 
-    def _swapped(self, pair: Tensors) -> Pair:
+    def _swapped(self, pair: Tensors) -> TensorPair:
         """Return the halves with the one that the branch reads first, or these in the order of the channels."""
         first, second = pair
         return (second, first) if self.into == 0 else (first, second)
@@ -198,17 +198,17 @@ class PairPool(nn.Module):
 
     grid_bits: int | None = None  # any grid, because values are only moved
 
-    def forward(self, x1: Tensor, x2: Tensor) -> Pair:
+    def forward(self, x1: Tensor, x2: Tensor) -> TensorPair:
         """Return the pooled halves in new tensors."""
         return channel_pool(x1), channel_pool(x2)
 
-    def inverse(self, y1: Tensor, y2: Tensor) -> Pair:
+    def inverse(self, y1: Tensor, y2: Tensor) -> TensorPair:
         """Return the halves before pooling in new tensors."""
         return channel_unpool(y1), channel_unpool(y2)
 
     def reverse(
         self, ys: Tensors, grads: Tensors, may_overwrite: bool, layouts: Sequence[torch.memory_format]
-    ) -> tuple[Pair, Pair, Gradients]:
+    ) -> tuple[TensorPair, TensorPair, Gradients]:
         """Return inputs, in these layouts, and their gradients in new tensors; there are no parameters."""
         x1, x2 = (channel_unpool(y).to(memory_format=layout) for y, layout in zip(ys, layouts, strict=True))
         return (x1, x2), self.inverse(*grads), {}
@@ -235,12 +235,12 @@ class ShiftBlock(nn.Module):
         self.stride = stride
         self.grid_bits = grid_bits
 
-    def forward(self, x1: Tensor, x2: Tensor) -> Pair:
+    def forward(self, x1: Tensor, x2: Tensor) -> TensorPair:
         """Return (y1, y2)."""
         return self._pool(x2), self._pool(x1) + _on_grid(self.branch(x2), self.grid_bits)
 
     @torch.no_grad()
-    def inverse(self, y1: Tensor, y2: Tensor) -> Pair:
+    def inverse(self, y1: Tensor, y2: Tensor) -> TensorPair:
         """Return (x1, x2); does not update running statistics."""
         with paused_statistics(self):
             x2 = self._unpool(y1)
@@ -248,7 +248,7 @@ class ShiftBlock(nn.Module):
 
     def reverse(
         self, ys: Tensors, grads: Tensors, may_overwrite: bool, layouts: Sequence[torch.memory_format]
-    ) -> tuple[Pair, Pair, Gradients]:
+    ) -> tuple[TensorPair, TensorPair, Gradients]:
         """Return inputs, after pooling in these layouts, and the gradients of inputs and parameters.
 
         Overwrites y2 if ``may_overwrite``.
@@ -279,7 +279,7 @@ class PoolingCall:
         self.block = block
         self.layouts: list[torch.memory_format] = []
 
-    def __call__(self, *xs: Tensor) -> Pair:
+    def __call__(self, *xs: Tensor) -> TensorPair:
         """Return the outputs of the block."""
         self.layouts = [memory_format_of(x) for x in xs]
         return self.block(*xs)
@@ -288,7 +288,7 @@ class PoolingCall:
         """Return the modules of the block."""
         return self.block.modules()
 
-    def reverse(self, ys: Tensors, grads: Tensors, may_overwrite: bool) -> tuple[Pair, Pair, Gradients]:
+    def reverse(self, ys: Tensors, grads: Tensors, may_overwrite: bool) -> tuple[TensorPair, TensorPair, Gradients]:
         """Return the inputs, their gradients, and the gradients of the parameters."""
         return self.block.reverse(ys, grads, may_overwrite, self.layouts)
 
@@ -326,9 +326,9 @@ class ReversibleSequential(nn.Sequential):
         super().__init__(OrderedDict(named))
         self.store = store
         self.grid_bits = grid_bits
-        self.meter: Meter | None = None
+        self.meter: ErrorCallback | None = None
 
-    def forward(self, x: Tensor | Pair) -> Tensor:
+    def forward(self, x: Tensor | TensorPair) -> Tensor:
         """Return the output in a new tensor, for x of shape (N, C, ...) or the pair of its halves.
 
         Raises ValueError for an odd C.
@@ -359,7 +359,7 @@ class _Halve(Link):
 
     is_end = True
 
-    def __call__(self, *xs: Tensor) -> Pair:
+    def __call__(self, *xs: Tensor) -> TensorPair:
         return _halves_in_layout(xs[0])
 
     def reverse(self, ys: Tensors, grads: Tensors, may_overwrite: bool) -> tuple[tuple[None], Tensors, Gradients]:
@@ -381,7 +381,7 @@ class _Join(Link):
     def as_links(self) -> tuple[_HalveOutput, _Join]:
         return _HalveOutput(), self
 
-    def reverse(self, ys: Tensors, grads: Tensors, may_overwrite: bool) -> tuple[Tensors, Pair, Gradients]:
+    def reverse(self, ys: Tensors, grads: Tensors, may_overwrite: bool) -> tuple[Tensors, TensorPair, Gradients]:
         return ys, _halves_in_layout(grads[0]), {}
 
 
@@ -391,11 +391,11 @@ class _HalveOutput(Link):
     def __call__(self, *xs: Tensor) -> Tensors:
         return xs
 
-    def reverse(self, ys: Tensors, grads: Tensors, may_overwrite: bool) -> tuple[Pair, Tensors, Gradients]:
+    def reverse(self, ys: Tensors, grads: Tensors, may_overwrite: bool) -> tuple[TensorPair, Tensors, Gradients]:
         return _halves_in_layout(ys[0]), grads, {}
 
 
-def _halves_in_layout(x: Tensor) -> Pair:
+def _halves_in_layout(x: Tensor) -> TensorPair:
     """Return copies of the halves of the channels, in the memory format of x.
 
     Views would have other strides than the sums in the chain. A recomputation whose input has another layout than in

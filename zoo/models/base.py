@@ -24,7 +24,7 @@ Entry = TypeVar("Entry")
 BEFORE_POOL = "stem"  # in out_indices: the input of the stem's pool
 WITH_PREVIOUS = (99999,)  # timm's suffix for parameters that join the group before them
 # Expressions for the part of a stage that a parameter belongs to, after the stage's name, and their suffixes.
-PARTS = (
+STAGE_PARTS = (
     (r"(\d+)\.norm\.", WITH_PREVIOUS),  # an invertible norm joins the convolution before it
     (r"(\d+)\.(\d+)\.[a-z]", None),  # a link of a chain that is one of the layers of a level
     (r"(?:block|chain\.|convs[13]\.)?(\d+)\.[a-z]\w*\.", None),  # a block, dense layer, link or invertible layer
@@ -311,7 +311,7 @@ class Network(nn.Module):
         """
         groups = {}
         for stage in self._stages:
-            parts = [] if coarse else [(rf"^{name}\.{part}", suffix) for name in stage for part, suffix in PARTS]
+            parts = [] if coarse else [(rf"^{name}\.{part}", suffix) for name in stage for part, suffix in STAGE_PARTS]
             groups[stage[-1]] = [*parts, (rf"^(?:{'|'.join(stage)})\.", None)]
         groups[self._stages[-1][-1]].append((r"^bn_out\.", WITH_PREVIOUS))
         return groups

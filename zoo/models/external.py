@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from zoo.config.architectures import EXTERNAL_MEMORY, LEAN, PACKAGES
+from zoo.config.architectures import EXTERNAL_MEMORY, LEAN, NETWORK_PACKAGES
 from zoo.config.network import Preprocessing
 from zoo.config.section import parse_section
 from zoo.errors import ConfigError, join_names, nearest, truncate
@@ -36,7 +36,7 @@ def list_networks(pattern: str) -> list[str]:
     found = split_name(pattern)
     if found is None:
         raise ConfigError(
-            f"{pattern!r} does not begin with the name of a package: {join_names(f'{p}:' for p in PACKAGES)}"
+            f"{pattern!r} does not begin with the name of a package: {join_names(f'{p}:' for p in NETWORK_PACKAGES)}"
         )
     package, own_pattern = found
     names = _names(package)
@@ -245,8 +245,8 @@ def iter_tensors(output: Any) -> Iterator[Tensor]:
 
 
 def _names(package: str) -> list[str]:
-    if package not in PACKAGES:
-        raise ConfigError(f"{package!r} is not a supported package; use one of {join_names(PACKAGES)}")
+    if package not in NETWORK_PACKAGES:
+        raise ConfigError(f"{package!r} is not a supported package; use one of {join_names(NETWORK_PACKAGES)}")
     if find_spec(package) is None:
         raise ConfigError(f"networks of {package} need that package: pip install {package}")
     names = (

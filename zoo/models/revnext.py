@@ -27,7 +27,7 @@ from zoo.layers.invertible import (
 )
 from zoo.layers.norm import ABN, NormFactory
 from zoo.models.base import Network
-from zoo.ops.chain import Meter, run_chain
+from zoo.ops.chain import ErrorCallback, run_chain
 
 POOLS: dict[str, type[Invertible]] = {"channel": ChannelPool, "batch": BatchPool}
 
@@ -86,7 +86,7 @@ class InvertibleNetwork(LargestValueNetwork):
         super().__init__(features_only)
         _check_levels(depths, pools)
         self.store = memory == "plain"
-        self.meter: Meter | None = None
+        self.meter: ErrorCallback | None = None
         self.images_per_input = 4 ** list(pools).count("batch")
         for level, depth in enumerate(depths):
             first: Invertible = Stem(channels) if level == 0 else POOLS[pools[level - 1]]()

@@ -31,7 +31,7 @@ torch.fx.wrap("round_to_grid")
 
 Tensors = tuple[Tensor, ...]
 Gradients = dict[Tensor, Tensor]  # parameter -> gradient
-Meter = Callable[[int, float], None]
+ErrorCallback = Callable[[int, float], None]  # number of a block, relative error of its reconstructed inputs
 
 
 class Link(Protocol):
@@ -81,7 +81,7 @@ def run_chain(
     links: Sequence[Any],
     *xs: Tensor,
     store: bool = False,
-    meter: Meter | None = None,
+    meter: ErrorCallback | None = None,
     grid_bits: int | None = None,
 ) -> Tensors:
     """Run ``links`` one after the other and return the outputs of the last, the only tensors saved for backward.
@@ -95,10 +95,10 @@ def run_chain(
     - `links`: see `Link`.
     - `xs`: the inputs of the first link.
     - `store`: save activations as autograd does. Always on in transforms of `torch.func` and in `torch.export`.
-    - `meter`: called in backward with the number of each link and the relative error of its reconstructed inputs, last
-      link first. It needs the memory of all inputs.
-    - `grid_bits`: round the inputs to multiples of 2^-grid_bits, so that links which do the same with what they add can
-      be inverted exactly (`zoo.ops.grid`). Backward compares digests of what it reconstructs with forward's.
+    - `meter`: called in backward with the number of each block and the relative error of its reconstructed inputs, last
+      block first. Needs the memory of the inputs of all blocks.
+    - `grid_bits`: round the inputs to multiples of 2^-grid_bits, so that links that round what they add in the same way
+      can be inverted exactly (`zoo.ops.grid`). Backward compares digests of what it reconstructs with forward's.
 
     Raises RuntimeError if FSDP2 has sharded the parameters of a single link, because nothing would gather them here;
     in backward, if modules have changed since forward. Raises ConfigError if a block has another ``grid_bits``, or the
@@ -157,7 +157,7 @@ def _is_end(link: Any) -> bool:
 
 # The decorator is on the whole function, so that compiled graphs break once.
 @disable_compiler
-def _run_reversibly(links: Sequence[Any], xs: Tensors, meter: Meter | None, grid_bits: int | None) -> Tensors:
+def _run_reversibly(links: Sequence[Any], xs: Tensors, meter: ErrorCallback | None, grid_bits: int | None) -> Tensors:
     xs = _streams(xs, grid_bits)
     if are_transforms_active() or is_exporting():
         return _run(links, xs)
@@ -204,7 +204,7 @@ class _Chain(torch.autograd.Function):
         ctx: Any,
         places: list[_Place],
         parameters: list[Tensor],
-        meter: Meter | None,
+        meter: ErrorCallback | None,
         digests: Digests | None,
         handover: _Handover | None,
         is_last: bool,

@@ -62,7 +62,7 @@ def is_eager() -> bool:
 
 
 def is_intercepted() -> bool:
-    """Return whether the compiler, a dispatch mode or a transform of `torch.func` has to see each operator."""
+    """Return whether the compiler, a dispatch mode or a transform of `torch.func` intercepts each operator."""
     return torch.compiler.is_compiling() or num_dispatch_modes() > 0 or are_transforms_active()
 
 
@@ -134,10 +134,10 @@ class RandomState(NamedTuple):
 
 @contextmanager
 def restored_buffers(module: nn.Module) -> Iterator[None]:
-    """Context that restores the buffers of ``module`` on exit, so that a recomputed forward updates no statistics.
+    """Return a context that restores the buffers of ``module`` on exit, so that a recomputation updates no statistics.
 
-    A name gets its tensor back, and a tensor its memory, size and dtype, which `Tensor.resize_`, `Tensor.set_` and
-    ``.data`` change. A buffer that is as before is not written, as a graph may have saved it.
+    Each name gets its tensor back, and each tensor its memory, size and dtype, which `Tensor.resize_`, `Tensor.set_`
+    and ``.data`` change. An unchanged buffer is not written, because a graph may have saved it.
     """
     names = [(owner._buffers, dict(owner._buffers)) for owner in module.modules()]
     buffers = [buffer for buffer in module.buffers() if not is_lazy(buffer)]

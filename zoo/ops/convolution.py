@@ -1,4 +1,4 @@
-"""Convolutions that backward recomputes: their numbers, compute dtype and gradients.
+"""Convolutions that backward recomputes: their hyperparameters, compute dtype and gradients.
 
 Tested by tests/ops/abn/test_norm_act_conv.py.
 """
@@ -17,7 +17,7 @@ from zoo.torch_internals.data import is_plain_layer
 
 
 class Convolution(NamedTuple):
-    """The numbers of a `torch.nn.Conv2d`, and the dtype that it computes in (under autocast, the dtype of autocast)."""
+    """Hyperparameters of a `torch.nn.Conv2d`, and the dtype that it computes in (under autocast, autocast's dtype)."""
 
     stride: tuple[int, ...]
     padding: tuple[int, ...]

@@ -15,8 +15,7 @@ from torch import Tensor
 
 from zoo.config.limits import MAX_GRID_BITS
 from zoo.errors import ConfigError, VerificationError
-from zoo.ops.abn import native, reference
-from zoo.ops.abn.backend import kernels_for
+from zoo.ops.backend import back_end_for
 
 HALF = (torch.float16, torch.bfloat16)
 SIGNIFICAND_BITS = {torch.float32: 24, torch.float64: 53}
@@ -55,23 +54,24 @@ class _RoundToGrid(torch.autograd.Function):
 def sum_on_grid(
     x: Tensor, r: Tensor, bits: int, subtract: bool = False, out: Tensor | None = None
 ) -> tuple[Tensor, Tensor | None]:
-    """Return x + round_to_grid(r), or x less it, and a summary of it if a kernel computes both in one pass.
+    """Return x + round_to_grid(r) or, with ``subtract``, x - round_to_grid(r), and a summary or None.
 
     For links, which add in forward and subtract in backward, without gradients. x is on the grid, and has the shape of
     r. The result is in a new tensor or in ``out``, which may be x.
 
-    The summary is an int32 tensor of two numbers: the `digest` of the term that is on the grid before the addition or
-    after the subtraction, and the bits of the largest absolute value of the result.
+    The summary is an int32 tensor of two numbers: the `digest` of x before the addition or of the result of the
+    subtraction, and the bits of the largest absolute value of the result. It is None without a kernel that computes
+    both in one pass.
     """
     r = r.float() if r.dtype in HALF else r
-    kernels = kernels_for(x)
+    back_end = back_end_for(x)
     dense = x.stride() == r.stride() and (x.is_contiguous() or x.movedim(1, -1).is_contiguous())
-    if x.dtype != torch.float32 or r.dtype != x.dtype or not dense or kernels is reference or x.is_meta:
+    if x.dtype != torch.float32 or r.dtype != x.dtype or not dense or back_end == "reference" or x.is_meta:
         rounded = round_to_grid(r, bits)
         return torch.sub(x, rounded, out=out) if subtract else torch.add(x, rounded, out=out), None
     result = torch.empty_like(x) if out is None else out
     summary = torch.empty(2, dtype=torch.int32, device=x.device)
-    if kernels is native:
+    if back_end == "native":
         torch.ops.zoo.grid_sum_into.default(result, summary, x, r, 2.0**bits, subtract)
     else:
         from zoo.ops import grid_triton
@@ -162,7 +162,7 @@ class Digests:
             remedy = "the network has diverged; lower the learning rate"
         elif largest < limit:
             remedy = (
-                "the block computed something else again: change no parameters and buffers between forward and "
+                "the recomputation of the block differed: change no parameters or buffers between forward and "
                 "backward, and call torch.use_deterministic_algorithms(True)"
             )
         elif (most := significand - math.frexp(largest)[1]) >= 0:

@@ -17,7 +17,10 @@ WARPS = 4
 
 @triton.jit
 def sum_kernel(out, summary, x, r, scale, step, numel, SUBTRACTS: tl.constexpr, TILE: tl.constexpr):
-    """Write x + round(r scale) step, or x less it. Add to the digest and raise the largest magnitude in ``summary``."""
+    """Write x + round(r scale) step, or x - round(r scale) step.
+
+    Add to the digest in ``summary``, and raise the largest magnitude there.
+    """
     offsets = tl.program_id(0).to(tl.int64) * TILE + tl.arange(0, TILE)
     inside = offsets < numel
     value = tl.load(x + offsets, mask=inside, other=0)

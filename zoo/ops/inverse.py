@@ -15,9 +15,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from zoo.ops.abn.autograd import parameter_gradients
-from zoo.ops.abn.backend import kernels_for
-from zoo.ops.abn.kernels import NormSettings
+from zoo.ops.abn.kernels import kernels_for
+from zoo.ops.abn.reference import NormSettings, parameter_gradients
 from zoo.ops.abn.statistics import Statistics, means_over_group
 from zoo.ops.chain import Gradients
 from zoo.ops.context import is_fx_proxy
@@ -103,13 +102,13 @@ def invert_norm_(y: Tensor, dy: Tensor, statistics: Statistics, settings: NormSe
     assert settings.bias is not None
     kernels, count = kernels_for(y), statistics.num_values
     sums_of_parts = [torch.stack(kernels.backward_reduce(z, dz, settings)) for z, dz in parts(y, dy)]
-    sum_dy, sum_dy_xhat = torch.stack(sums_of_parts).sum(0)
-    means = None if count is None else means_over_group(sum_dy, sum_dy_xhat, count, statistics.group)
+    sums = torch.stack(sums_of_parts).sum(0)
+    means = None if count is None else means_over_group(sums.clone(), count, statistics.group)
     for z, dz in parts(y, dy):
         dz.copy_(kernels.backward_apply(z, dz, statistics.var, means, settings)[0])
     scale = torch.sqrt(statistics.var + settings.eps) / (settings.weight.abs() + settings.eps)
     y.sub_(_per_channel(settings.bias)).mul_(_per_channel(scale)).add_(_per_channel(statistics.mean))
-    dgain, dbias = parameter_gradients(sum_dy, sum_dy_xhat, settings.weight, settings.bias)
+    dgain, dbias = parameter_gradients(sums[0], sums[1], settings.weight, settings.bias)
     assert dgain is not None
     assert dbias is not None
     return dgain, dbias

@@ -1,8 +1,8 @@
-"""What modules read besides their inputs, for recomputation: parameters, buffers and attributes.
+"""The state that modules read besides their inputs, for recomputation: parameters, buffers and attributes.
 
 A module that runs again in backward must read what it read in forward. Parameters must be unchanged. Buffers and
-attributes that the first run has changed (the vectors of spectral norm, the ranges of an observer, a counter) get their
-values from before the first run, and afterwards their current values again. So they advance once per forward pass.
+attributes that the first run has changed (the vectors of spectral norm, the ranges of an observer, a counter) are reset
+to their values before the first run, and then to their current values. So they advance once per forward pass.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class ModuleState:
             self._names += [_names(module, vars(module), None), _names(module, module._buffers, copies)]
 
     def finish(self, completed: bool = True) -> None:
-        """End the run: keep the old values of what it has changed, or of everything if it was not ``completed``.
+        """End the run: keep the old values of the state that it changed, or of all state if it was not ``completed``.
 
         Raises RuntimeError if it has overwritten a tensor that is an attribute or a frozen parameter but no buffer.
         """
@@ -79,7 +79,7 @@ class ModuleState:
 
     @contextmanager
     def restored(self) -> Iterator[None]:
-        """Context with the values from before the run, in which modules may change them; it may be entered repeatedly.
+        """Return a reusable context with the values from before the run, in which modules may change them.
 
         The tensors themselves are exchanged, not overwritten, so that graphs that have saved them stay valid. Raises
         RuntimeError if a buffer that the run has not changed has been changed since.
@@ -112,7 +112,7 @@ class Parameters:
         self._kept = [(p, p.detach(), version_of(p)) for p in kept]
 
     def check(self) -> None:
-        """Raise RuntimeError if a parameter has got other memory (`p.data = new`) or has been modified in place."""
+        """Raise RuntimeError if a parameter was given other memory (`p.data = new`) or was modified in place."""
         for p, kept, version in self._kept:
             # Offloading swaps in empty tensors. Hooks of the module load the values again.
             if p.numel() and kept.numel() and (not is_alias_of(p, kept) or version_of(p) != version):

@@ -1,4 +1,4 @@
-"""Registers Python functions as torch operators, which torch.compile does not trace into.
+"""What operators share: their registration, their tags, and the dtype and memory of sums per channel.
 
 Tested by tests/ops/abn/test_native.py.
 """
@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch import Tensor
 
 # flexible_layout: the operators accept any layout. Without it torch.compile copies the output of every convolution to a
 # contiguous tensor.
@@ -18,7 +19,10 @@ TAGS = (torch.Tag.pt2_compliant_tag, torch.Tag.flexible_layout)
 def operator(
     library: torch.library.Library, schema: str, fake: Callable[..., Any]
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Return a decorator that registers a function as an operator without autograd; ``fake`` is its fake kernel."""
+    """Return a decorator that registers a function as an operator without autograd; ``fake`` is its fake kernel.
+
+    torch.compile does not trace into operators.
+    """
 
     def register(function: Callable[..., Any]) -> Callable[..., Any]:
         name = schema.partition("(")[0]
@@ -28,3 +32,14 @@ def operator(
         return function
 
     return register
+
+
+def accumulate_dtype(dtype: torch.dtype) -> torch.dtype:
+    """Return the dtype of the statistics and sums of tensors of ``dtype``: float64 for float64, else float32."""
+    return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+def new_vectors(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Return two uninitialized vectors with a value per channel of x, in the accumulation dtype."""
+    dtype = accumulate_dtype(x.dtype)
+    return x.new_empty(x.shape[1], dtype=dtype), x.new_empty(x.shape[1], dtype=dtype)

@@ -3,7 +3,7 @@
 torch's maximum pooling saves its input and 64-bit indices. Its mean pooling saves the input, but reads only the shape.
 
 `max_pool2d` calls the operator zoo::max_pool2d, which writes the maximum of each window and its position in the window
-in one pass. zoo/ops/abn/backend.py chooses the kernel: csrc/pool.cpp on the CPU or pooling_triton.py on CUDA; without
+in one pass. zoo/ops/backend.py chooses the kernel: csrc/pool.cpp on the CPU or pooling_triton.py on CUDA; without
 compiled kernels torch pools. Backward scatters the gradient to the saved positions.
 """
 
@@ -17,14 +17,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from zoo.ops.abn import native, reference
-from zoo.ops.abn.backend import kernels_for
+from zoo.ops.backend import back_end_for
 from zoo.ops.context import is_eager, is_fx_proxy
 from zoo.ops.operators import operator
 from zoo.ops.second_derivatives import first_derivatives_only
 from zoo.torch_internals.data import pair
 
-Pair = int | tuple[int, int]
+IntOrPair = int | tuple[int, int]
 
 
 class Window(NamedTuple):
@@ -37,7 +36,7 @@ class Window(NamedTuple):
     ceil_mode: bool
 
     def outputs(self, sides: Sequence[int]) -> list[int] | None:
-        """Return the output's (height, width) for a map's; None for a window that torch rejects."""
+        """Return (height, width) of the output for a map of these ``sides``; None for a window that torch rejects."""
         outputs = []
         for length, size, stride, padding, dilation in zip(sides, *self[:4], strict=True):
             reach = dilation * (size - 1) + 1
@@ -54,7 +53,12 @@ class Window(NamedTuple):
 
 
 def max_pool2d(
-    x: Tensor, kernel_size: Pair, stride: Pair, padding: Pair = 0, dilation: Pair = 1, ceil_mode: bool = False
+    x: Tensor,
+    kernel_size: IntOrPair,
+    stride: IntOrPair,
+    padding: IntOrPair = 0,
+    dilation: IntOrPair = 1,
+    ceil_mode: bool = False,
 ) -> Tensor:
     """Return `torch.nn.functional.max_pool2d` of the same arguments; the gradient has torch's bits, too.
 
@@ -71,14 +75,14 @@ def max_pool2d(
 
 def _is_supported(x: Tensor, window: Window) -> bool:
     """Return whether the operator can pool x; otherwise torch pools it, or raises its own error."""
-    if x.dtype not in DTYPES or x.dim() not in (3, 4):
+    if x.dtype not in POOLED_DTYPES or x.dim() not in (3, 4):
         return False
-    if window.size[0] * window.size[1] > 256 or not all(x.shape[-3:]) or kernels_for(x) is reference:
+    if window.size[0] * window.size[1] > 256 or not all(x.shape[-3:]) or back_end_for(x) == "reference":
         return False
     return window.outputs(x.shape[-2:]) is not None
 
 
-DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
+POOLED_DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 WINDOW = "SymInt[2] size, SymInt[2] stride, SymInt[2] padding, SymInt[2] dilation, bool ceil_mode"
 _operator = partial(operator, torch.library.Library("zoo", "FRAGMENT"))
 
@@ -95,7 +99,7 @@ def _pool(x: Tensor, *window: Any) -> tuple[Tensor, Tensor]:
     """Return the maxima and their positions in the window: row * (columns of the window) + column, uint8."""
     z, place = _new_outputs(x, *window)
     x = x.contiguous(memory_format=memory_format_of(x))
-    if kernels_for(x) is native:
+    if back_end_for(x) == "native":
         torch.ops.zoo.max_pool2d_into.default(z, place, x, *window[:4])
     elif z.numel():
         from zoo.ops import pooling_triton
@@ -119,7 +123,7 @@ def _unpool(dz: Tensor, place: Tensor, height: int, width: int, channels_last: b
     dx = _new_gradient(dz, place, height, width, channels_last)
     layout = torch.channels_last if channels_last else torch.contiguous_format
     dz, place = dz.contiguous(memory_format=layout), place.contiguous(memory_format=layout)
-    if kernels_for(dz) is native:
+    if back_end_for(dz) == "native":
         torch.ops.zoo.max_pool2d_backward_into.default(dx, dz, place, *window[:4])
     elif dx.numel():
         from zoo.ops import pooling_triton

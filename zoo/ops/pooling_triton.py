@@ -37,7 +37,7 @@ def locate(lines, columns, channels, CHANNELS_LAST: tl.constexpr, ROWS: tl.const
 
 
 @triton.jit
-def largest(z, place, x, images, height, width, rows, columns, channels,
+def maxima(z, place, x, images, height, width, rows, columns, channels,
             SIZE_H: tl.constexpr, SIZE_W: tl.constexpr, STEP_H: tl.constexpr, STEP_W: tl.constexpr,
             PAD_H: tl.constexpr, PAD_W: tl.constexpr, DILATION_H: tl.constexpr, DILATION_W: tl.constexpr,
             ACC: tl.constexpr, CHANNELS_LAST: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr):  # fmt: skip
@@ -67,7 +67,7 @@ def gradient(dx, dz, place, images, height, width, rows, columns, channels,
              SIZE_H: tl.constexpr, SIZE_W: tl.constexpr, STEP_H: tl.constexpr, STEP_W: tl.constexpr,
              PAD_H: tl.constexpr, PAD_W: tl.constexpr, DILATION_H: tl.constexpr, DILATION_W: tl.constexpr,
              ACC: tl.constexpr, CHANNELS_LAST: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr):  # fmt: skip
-    """Write for each element the sum of the gradients of the windows whose maximum it is."""
+    """Write, for each element, the sum of the gradients of the windows in which it is the maximum."""
     image, line, element, channel, exists = locate(height, width, channels, CHANNELS_LAST, ROWS, COLS)
     exists = exists & (image < images)
     depth = channels if CHANNELS_LAST else 1
@@ -94,21 +94,25 @@ def gradient(dx, dz, place, images, height, width, rows, columns, channels,
     tl.store(dx + offset, total.to(dx.dtype.element_ty), mask=exists)
 
 
-Pair = tuple[int, int]
+IntPair = tuple[int, int]
 
 
-def forward(z: Tensor, place: Tensor, x: Tensor, size: Pair, stride: Pair, padding: Pair, dilation: Pair) -> None:
+def forward(
+    z: Tensor, place: Tensor, x: Tensor, size: IntPair, stride: IntPair, padding: IntPair, dilation: IntPair
+) -> None:
     """Overwrite z and ``place``, which have the layout of x, with the maxima of x and their positions."""
-    _launch_tiles(largest, z, (z, place, x), x, z, (size, stride, padding, dilation))
+    _launch_tiles(maxima, z, (z, place, x), x, z, (size, stride, padding, dilation))
 
 
-def backward(dx: Tensor, dz: Tensor, place: Tensor, size: Pair, stride: Pair, padding: Pair, dilation: Pair) -> None:
+def backward(
+    dx: Tensor, dz: Tensor, place: Tensor, size: IntPair, stride: IntPair, padding: IntPair, dilation: IntPair
+) -> None:
     """Overwrite dx, which has the layout of dz and ``place``, with the gradient of the map."""
     _launch_tiles(gradient, dx, (dx, dz, place), dx, dz, (size, stride, padding, dilation))
 
 
 def _launch_tiles(
-    kernel, target: Tensor, tensors: tuple[Tensor, ...], map_: Tensor, output: Tensor, window: tuple[Pair, ...]
+    kernel, target: Tensor, tensors: tuple[Tensor, ...], map_: Tensor, output: Tensor, window: tuple[IntPair, ...]
 ) -> None:
     """Launch a kernel on tiles of ``target``."""
     images, channels, lines, columns = target.shape

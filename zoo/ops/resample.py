@@ -14,7 +14,7 @@ from torch import Tensor
 
 from zoo.config.limits import MAX_PIXELS
 from zoo.errors import DataError
-from zoo.ops.abn import native
+from zoo.ops import native
 
 # Values are rounded between the horizontal and the vertical pass, so their order matters. Since version 13 PIL starts
 # with the vertical pass where the height shrinks by more than twice as many pixels as the width.

@@ -24,12 +24,11 @@ def first_derivatives_only(backward: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(backward)
     def run(ctx: Any, *grads: Any) -> Any:
-        is_final = torch.compiler.is_compiling() or not torch.is_grad_enabled()
-        ctx = ctx if is_final else _ReadOnce(ctx)
+        if torch.compiler.is_compiling() or not torch.is_grad_enabled():
+            return backward(ctx, *grads)
+        ctx = _ReadOnce(ctx)
         with torch.no_grad():
             gradients = backward(ctx, *grads)
-        if is_final:
-            return gradients
         returned = gradients if isinstance(gradients, tuple) else (gradients,)
         found = (*grads, *ctx.saved_tensors, *getattr(ctx, "parameters", ()))
         origins = [each for each in found if isinstance(each, Tensor) and each.requires_grad]

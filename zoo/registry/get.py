@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import difflib
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Annotated, Any
 
 from pydantic import Field
 from torch import nn
 
-from zoo.config.architectures import ARCHITECTURES, architecture, is_external, is_hub_name
+from zoo.config.architectures import ARCHITECTURES, is_hub_name
 from zoo.config.limits import MAX_CHANNELS
 from zoo.config.network import MISSING_BECAUSE, STORED_ALONE, NetworkSpec, choose_dilation, merge, parse_spec
 from zoo.config.published import published
@@ -20,10 +21,10 @@ from zoo.errors import ConfigError, escape, join_names
 from zoo.layers.norm import NormFactory
 from zoo.models import Network, build, build_network
 from zoo.models.external import build_external
-from zoo.registry.names import is_weights_file, only_variant, resolve, with_preprocessing
+from zoo.registry.names import Resolved, only_variant, resolve, with_preprocessing
+from zoo.registry.preprocessing import describe_images
 from zoo.weights import LoadReport, StoredWeights, load_state_dict, load_stored, read_weights
-from zoo.weights.stored import load_body
-from zoo.weights.stored_spec import check_same_network
+from zoo.weights.description import check_same_network, settings_with_body
 
 # The fields of a spec that are arguments of `get`.
 SPEC_ARGUMENTS = [key for key in NetworkSpec.model_fields if key not in ("arch", "options", *STORED_ALONE)]
@@ -49,6 +50,15 @@ class BuildOptions(Section):
         """Yield a problem if stages are selected without ``features_only``."""
         if self.out_indices is not None and not self.features_only:
             yield "out_indices", "chooses among features; give features_only=True too"
+
+
+@dataclass(frozen=True)
+class _Request:
+    """The arguments of `get`: how the network is built, changes of its spec, and a function that makes its norms."""
+
+    how: BuildOptions
+    changes: Mapping[str, Any]
+    norm: NormFactory | None
 
 
 def get(
@@ -86,40 +96,21 @@ def get(
     unavailable or do not fit.
     """
     name, body_weights = os.fspath(name), options.pop("body_weights", None)
-    is_body = body_weights is not None
     if is_hub_name(name):
         pretrained = False  # a repository's weights are loaded in any case
-    if [pretrained, is_weights_file(name) or weights is not None, is_body].count(True) > 1:
+    found = resolve(name)
+    if [bool(pretrained), found.stored is not None or weights is not None, body_weights is not None].count(True) > 1:
         remedy = "give one of pretrained, weights, body_weights and a weights file"
         raise ConfigError("there are two sources of weights", name, remedy)
-    if pretrained is True and not is_external(name):
-        name = only_variant(name)
-    found = resolve(name)
-    own, stored = found.network, found.stored
-    arguments = {"pretrained": pretrained, "norm": norm, "activation": activation, "num_classes": num_classes}
-    how, changes, factory = _sort_arguments(own.arch, {**arguments, "features_only": features_only, **options})
-
-    path = body_weights if is_body else weights
-    if path is not None:
-        stored = read_weights(path)
-    settings = merge(own.given(), changes)
-    if how.pretrained:
-        check_same_network(own, settings, name, "the arguments")
+    if pretrained is True and not found.network.is_external:
+        found = resolve(only_variant(found.name))
+    arguments = {"norm": norm, "activation": activation, "num_classes": num_classes, **options}
+    request = _parse_request(found.network.arch, pretrained=pretrained, features_only=features_only, **arguments)
+    spec, stored = _resolve_weights(found, request, weights, body_weights)
+    model = _build(spec, request)
+    _set_pretrained_cfg(model, spec, found.name, stored)
     if stored is not None:
-        settings = stored.merged_as_body(settings) if is_body else stored.merged(settings)
-    if factory is not None:
-        settings["norm"] = build.norm_kind(factory)
-    spec = with_preprocessing(parse_spec(settings, own.arch))
-
-    if how.pretrained and not spec.is_external:
-        stored = read_weights(name)  # may download, so only now, when the arguments are known to be valid
-    if stored is not None and factory is None:
-        stored = transferred(stored, spec)
-    model = _build(spec, how, factory)
-    _set_pretrained_cfg(model, spec, name, stored)
-    if stored is not None:
-        _load(model, stored, is_body)
-        stored.warn_of_assumptions(spec, settings if factory is None else {"norm", "activation"})
+        _load(model, stored, is_body=body_weights is not None)
     return model
 
 
@@ -149,10 +140,10 @@ def build_from_config(network: NetworkSpec) -> nn.Module:
     return model
 
 
-def _sort_arguments(arch: str, arguments: dict[str, Any]) -> tuple[BuildOptions, dict[str, Any], NormFactory | None]:
-    """Return the arguments of `get` that are not part of the spec, those that change it, and the norm function.
+def _parse_request(arch: str, **arguments: Any) -> _Request:
+    """Return the arguments of `get`; those that are None are left out.
 
-    Arguments that are None are left out. Raises TypeError for names that neither `get` nor the architecture knows, and
+    Raises TypeError for names that neither `get` nor the architecture knows, and
     ConfigError for arguments that exclude each other.
     """
     facts = ARCHITECTURES.get(arch)  # None for an external network, whose package checks its options
@@ -176,19 +167,53 @@ def _sort_arguments(arch: str, arguments: dict[str, Any]) -> tuple[BuildOptions,
     if facts is not None and "output_stride" not in facts.options.model_fields:
         dilation = choose_dilation(facts, changes.pop("output_stride", None), changes.get("dilation"))
         changes |= {} if dilation is None else {"dilation": dilation}
-    return parse_section(BuildOptions, how, arch), changes, factory
+    return _Request(parse_section(BuildOptions, how, arch), changes, factory)
 
 
-def _build(spec: NetworkSpec, how: BuildOptions, factory: NormFactory | None) -> Any:
-    """Return the initialized network of a spec; ``factory`` makes its norms in place of the spec's."""
+def _resolve_weights(
+    found: Resolved,
+    request: _Request,
+    weights: str | os.PathLike[str] | None,
+    body_weights: str | os.PathLike[str] | None,
+) -> tuple[NetworkSpec, StoredWeights | None]:
+    """Return the spec of the network that is asked for, and its weights for this spec; None for initial weights.
+
+    Raises WeightsError if the arguments contradict the weights.
+    """
+    stored, settings = found.stored, merge(found.network.given(), request.changes)
+    if weights is not None:
+        stored = read_weights(weights)
+    if body_weights is not None:
+        stored = read_weights(body_weights)
+        settings = settings_with_body(stored.spec, settings, stored.path)
+    elif request.how.pretrained:
+        check_same_network(found.network, settings, found.name, "the arguments")
+    elif stored is not None and stored.spec is not None:
+        check_same_network(stored.spec, settings, stored.path, "the arguments", may_transfer=True)
+        settings = merge(stored.spec.model_dump(), settings)
+    if request.norm is not None:
+        settings["norm"] = build.norm_kind(request.norm)
+    spec = with_preprocessing(parse_spec(settings, found.network.arch))
+
+    if request.how.pretrained and not spec.is_external:
+        stored = read_weights(found.name)  # may download, so only now, when the arguments are known to be valid
+    if stored is None or request.norm is not None:
+        return spec, stored
+    stored.warn_of_assumptions(spec)
+    return spec, transferred(stored, spec)
+
+
+def _build(spec: NetworkSpec, request: _Request) -> Any:
+    """Return the initialized network of a spec."""
+    how = request.how
     if spec.is_external:
         num_classes = spec.given().get("num_classes")  # the default is the package's own
         options = {**spec.options, **how.model_dump(exclude_defaults=True)}
         external: Any = build_external(spec.arch, num_classes=num_classes, memory=spec.memory, **options)
         external.built_as = None if num_classes is None else spec.without_pretrained()
         return external
-    model = build_network(spec, factory, features_only=how.features_only)
-    model.built_as = None if factory else spec
+    model = build_network(spec, request.norm, features_only=how.features_only)
+    model.built_as = None if request.norm else spec
     if how.in_chans != 3:
         model.set_input_channels(how.in_chans)
     if how.global_pool is not None:
@@ -206,29 +231,10 @@ def _build(spec: NetworkSpec, how: BuildOptions, factory: NormFactory | None) ->
 
 def _load(model: Any, stored: StoredWeights, is_body: bool) -> None:
     """Load the content of a file into a network or into its body; raises WeightsError if it does not fit."""
-    if is_body:
-        load_body(model, stored, "the arguments")
-    elif isinstance(model, Network):
+    if isinstance(model, Network) and not is_body:  # a classifier's weights do not become the body's unasked
         load_state_dict(model, stored.state_dict, source=escape(stored.path))
     else:
         load_stored(model, stored, "the arguments")
-
-
-def describe_images(spec: NetworkSpec, in_chans: int = 3) -> dict[str, Any]:
-    """Return the preprocessing of a spec, as `zoo.transforms` reads it, and as timm does (input_size, crop_pct).
-
-    Networks that segment take whole images: they have no sizes. Empty if the preprocessing is unknown.
-    """
-    images = spec.preprocessing
-    if images is None:  # an external network, whose package may know it
-        return {}
-    cfg = {"mean": tuple(images.mean), "std": tuple(images.std), "interpolation": images.interpolation_val,
-           "crop_mode": images.crop_mode_val}  # fmt: skip
-    if not spec.is_external and architecture(spec.arch).task != "classification":
-        return {**cfg, "scale": None, "crop": None}
-    scale, crop = images.scale_val, images.crop_val
-    crop_pct = 1.0 if scale == -1 else crop / scale
-    return {**cfg, "scale": scale, "crop": crop, "input_size": (in_chans, crop, crop), "crop_pct": crop_pct}
 
 
 def _set_pretrained_cfg(model: Any, spec: NetworkSpec, name: str, file: StoredWeights | None) -> None:

@@ -12,15 +12,15 @@ from pathlib import Path
 
 from torch import nn
 
-from zoo.config.architectures import architecture, is_external
+from zoo.config.architectures import is_external
 from zoo.config.experiment import Experiment, Input
 from zoo.config.published import entry_of, published
 from zoo.convert.transfer import load_transferred
 from zoo.data.imagenet import imagenet_wnids
-from zoo.errors import WeightsError, escape
-from zoo.models.external import own_preprocessing
+from zoo.errors import ConfigError, WeightsError, escape
 from zoo.registry.get import build_from_config
-from zoo.registry.names import INPUTS, Resolved, only_variant, resolve
+from zoo.registry.names import Resolved, only_variant, resolve
+from zoo.registry.preprocessing import preprocessing_of
 from zoo.weights import StoredWeights, digests_of
 from zoo.weights.cache import published_name
 
@@ -70,16 +70,16 @@ def load_network(name: str | os.PathLike[str], weights: str | os.PathLike[str] |
     so. Raises ConfigError for an unknown name, and WeightsError for weights that are missing, that do not fit
     (including the classifier), or that belong to another network.
     """
-    found = resolve(name, weights)
-    if found.stored is None:
-        found = found.with_weights(_published(found))
+    found = resolve(name)
+    if weights is not None or found.stored is None:
+        found = found.with_weights(_published(found) if weights is None else weights)
     stored, experiment = found.stored, _experiment_of(found)
     assert stored is not None
     network = experiment.network.without_pretrained()
     model = build_from_config(network)
     report = load_transferred(model, stored, "the experiment" if found.is_experiment else "the checkpoint")
     if found.experiment is None and found.spec is not None:
-        stored.warn_of_assumptions(found.spec, given=())
+        stored.warn_of_assumptions(found.spec)
     if report.initial:
         raise WeightsError(
             f"the file has weights for the body only, and {' and '.join(report.initial)} would be random",
@@ -97,6 +97,21 @@ def load_network(name: str | os.PathLike[str], weights: str | os.PathLike[str] |
     return LoadedNetwork(escape(found.name), model, experiment, weights, _class_names(stored, experiment))
 
 
+def as_loaded(
+    network: LoadedNetwork | str | os.PathLike[str], weights: str | os.PathLike[str] | None = None
+) -> LoadedNetwork:
+    """Return a network of `load_network` unchanged, and load any other, see there.
+
+    Raises ConfigError for ``weights`` beside a network that has its weights.
+    """
+    if not isinstance(network, LoadedNetwork):
+        return load_network(network, weights)
+    if weights is not None:
+        what = f"weights = {escape(weights)}: {network.title} is loaded with its weights"
+        raise ConfigError(what, remedy="give the name of the network and these weights, or the loaded network alone")
+    return network
+
+
 def _published(found: Resolved) -> str:
     """Return the name of the published weights of a network that was named without weights."""
     if found.experiment is None and not found.network.is_external:
@@ -112,14 +127,8 @@ def _experiment_of(found: Resolved) -> Experiment:
     """Return the settings that a network is scored with; defaults where neither name nor file has them."""
     if found.experiment is not None:
         return found.experiment
-    spec, stored = found.network, found.stored
-    assert stored is not None
-    images = spec.preprocessing
-    if images is None and spec.is_external:
-        images = own_preprocessing(spec.arch, digests_of(stored.path)["sha256"])
-    elif images is None:
-        images = INPUTS[architecture(spec.arch).input].preprocessing()
-    return Experiment(network=spec.for_experiment(), input=Input(**images.model_dump()))
+    images = preprocessing_of(found)
+    return Experiment(network=found.network.for_experiment(), input=Input(**images.model_dump()))
 
 
 def _class_names(stored: StoredWeights, experiment: Experiment) -> Sequence[str] | None:

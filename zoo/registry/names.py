@@ -20,7 +20,7 @@ from zoo.config.published import published
 from zoo.errors import ConfigError, WeightsError, escape, nearest
 
 if TYPE_CHECKING:
-    from zoo.weights.stored import StoredWeights
+    from zoo.weights import StoredWeights
 
 CIFAR_INPUT = Input(
     crop_train=32,
@@ -63,32 +63,28 @@ class Resolved:
 
         The file's description of an architecture completes the name. Raises WeightsError if it is another network.
         """
-        from zoo.weights.stored import read_weights
+        from zoo.weights import read_weights
+        from zoo.weights.description import check_same_network
 
         stored = read_weights(weights)
         if self.experiment is not None or stored.spec is None:
             return replace(self, stored=stored)
-        stored.check_architecture(self.network.arch)
-        return replace(self, spec=stored.checked_spec(), experiment=stored.experiment(), stored=stored)
+        check_same_network(stored.spec, {"arch": self.network.arch}, stored.path, "the name")
+        return replace(self, spec=stored.spec, experiment=stored.experiment, stored=stored)
 
 
-def resolve(name: str | os.PathLike[str], weights: str | os.PathLike[str] | None = None) -> Resolved:
+def resolve(name: str | os.PathLike[str]) -> Resolved:
     """Return what a name stands for.
 
-    Args:
-    - `name`: an architecture, "timm:NAME" or "torchvision:NAME", a published variant, a bundled experiment, the path of
-      an experiment file (.json), the path of a weights file, or "hf-hub:OWNER/NAME".
-    - `weights`: path of a weights file, name of published weights, or "hf-hub:OWNER/NAME", in place of the weights of
-      the name.
-
-    A weights file is read. Published weights are not, unless ``weights`` names them. Raises ConfigError for an unknown
-    name, and WeightsError for a file that cannot be read or that belongs to another network.
+    ``name`` is an architecture, "timm:NAME" or "torchvision:NAME", a published variant, a bundled experiment, the path
+    of an experiment file (.json), the path of a weights file, or "hf-hub:OWNER/NAME". A weights file is read, published
+    weights are not. Raises ConfigError for an unknown name, and WeightsError for a file that cannot be read.
     """
     name = os.fspath(name)
     found = _experiment_of(name) or _network_of(name) or _file_of(name)
     if found is None:
         raise _unknown(name)
-    return found if weights is None else found.with_weights(weights)
+    return found
 
 
 def _experiment_of(name: str) -> Resolved | None:
@@ -109,24 +105,12 @@ def _network_of(name: str) -> Resolved | None:
 
 
 def _file_of(name: str) -> Resolved | None:
-    if not is_stored(name):
+    if not os.path.isfile(name) and not is_hub_name(name):
         return None
-    from zoo.weights.stored import read_weights
+    from zoo.weights import read_weights
 
     stored = read_weights(name)
-    spec = stored.checked_spec()
-    return Resolved(name, spec, None if spec is None else stored.experiment(), stored)
-
-
-def is_stored(name: str | os.PathLike[str]) -> bool:
-    """Return whether ``name`` is the path of a file or the name of a repository on the Hugging Face Hub."""
-    return os.path.isfile(name) or is_hub_name(name)
-
-
-def is_weights_file(name: str | os.PathLike[str]) -> bool:
-    """Return whether `resolve` reads a weights file for this name."""
-    name = os.fspath(name)
-    return is_stored(name) and not is_model(name) and not name.endswith(".json")
+    return Resolved(name, stored.spec, stored.experiment, stored)
 
 
 def list_models(pattern: str | Sequence[str] = "*", pretrained: bool = False) -> list[str]:
@@ -154,11 +138,12 @@ def is_model(name: str) -> bool:
 
 
 def only_variant(name: str) -> str:
-    """Return ``name`` if it is a published variant, or the only published variant of the architecture ``name``."""
+    """Return ``name`` if it is a published variant, or the only published variant of the architecture ``name``.
+
+    Raises WeightsError for another name, and for an architecture that has several.
+    """
     if name in published():
         return name
-    if name not in ARCHITECTURES:
-        raise _unknown(name)
     variants = [variant for variant, entry in published().items() if entry.arch == name]
     if not variants:
         raise WeightsError(f"{name} has no published weights; those that have: {', '.join(published())}")

@@ -14,8 +14,9 @@ from typing import Any
 from zoo.config.architectures import ARCHITECTURES
 from zoo.config.published import published
 from zoo.errors import ConfigError
-from zoo.registry.get import describe_images, get
+from zoo.registry.get import get
 from zoo.registry.names import spec_of
+from zoo.registry.preprocessing import describe_images
 
 try:
     models = import_module("timm.models")

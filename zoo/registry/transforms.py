@@ -8,17 +8,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import torch
 from torch import nn
 
-from zoo.config.architectures import is_external
-from zoo.config.network import NetworkSpec
 from zoo.config.parse import parse_experiment
 from zoo.data.transforms.classification import TrainTransform, Transform, ValTransform
 from zoo.errors import ConfigError, join_names
-from zoo.models.external import own_preprocessing
-from zoo.registry.get import describe_images, get
-from zoo.registry.names import is_stored
+from zoo.registry.names import resolve
+from zoo.registry.preprocessing import describe_images, preprocessing_of
 
 CFG_KEYS = ("mean", "std", "scale", "crop", "interpolation")
 
@@ -80,12 +76,9 @@ def transforms(
 
 def _cfg_of(source: str | nn.Module | Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the ``pretrained_cfg`` of a name or model, or the mapping; raises ConfigError if keys are missing."""
-    if isinstance(source, str) and is_external(source):
-        source = describe_images(NetworkSpec(arch=source, preprocessing=own_preprocessing(source)))
-    elif isinstance(source, str):
-        # On the meta device, nothing is allocated. Weights that a file contains need memory.
-        with torch.device("cpu" if is_stored(source) else "meta"):
-            source = get(source)
+    if isinstance(source, str):
+        found = resolve(source)
+        source = describe_images(found.network.model_copy(update={"preprocessing": preprocessing_of(found)}))
     cfg = source if isinstance(source, Mapping) else getattr(source, "pretrained_cfg", None) or {}
     if missing := [key for key in CFG_KEYS if key not in cfg]:
         what = "the mapping has no" if source is cfg else f"{type(source).__name__} has no pretrained_cfg with"

@@ -32,9 +32,9 @@ class Decision(NamedTuple):
 
     Args:
     - `made_by`: name of the operation that computed it, such as "aten.convolution"; "" if it existed before forward.
-    - `bytes`: size of its memory; 0 if that stays alive anyway, like the memory of a parameter.
+    - `bytes`: size of its memory; 0 if it stays alive anyway, like the memory of a parameter.
     - `is_kept`: whether the tensor is saved, rather than its recipe.
-    - `reason`: why.
+    - `reason`: the reason for the decision.
     - `flops_per_byte`: cost of recomputing it, if it is the output of a convolution or a matrix product.
     - `place`: name of the module that was running.
     """
@@ -57,12 +57,12 @@ class Decision(NamedTuple):
         return self.bytes if self.is_kept else 0
 
 
-class Step(NamedTuple):
-    """The peak of a measured training step in bytes, without what existed before forward.
+class StepPeak(NamedTuple):
+    """Peak memory of a measured training step in bytes, excluding what existed before forward.
 
     Args:
-    - `peak`: if no parameter has a gradient before.
-    - `accumulating`: if gradients are added to those that exist.
+    - `peak`: the peak if backward allocates the gradients.
+    - `accumulating`: the peak if backward accumulates into existing gradients.
     """
 
     peak: int
@@ -70,7 +70,7 @@ class Step(NamedTuple):
 
 
 class Planned:
-    """Measured training steps, from which a price is looked up for each amount of other memory.
+    """Measured training steps, from which the price for any amount of available memory is looked up.
 
     Args:
     - `input_bytes`: bytes of the inputs of forward.
@@ -79,13 +79,13 @@ class Planned:
     - `keeps_outputs`: whether the outputs were alive in backward.
     """
 
-    def __init__(self, input_bytes: int, sizes: dict[float, int], least: Step, keeps_outputs: bool) -> None:
+    def __init__(self, input_bytes: int, sizes: dict[float, int], least: StepPeak, keeps_outputs: bool) -> None:
         self.input_bytes, self.sizes, self.keeps_outputs = input_bytes, sizes, keeps_outputs
         self.prices = [0.0, *sorted(sizes)]
         self.steps = {self.prices[-1]: least}
         self._is_bound = True
 
-    def add(self, price: float, step: Step) -> None:
+    def add(self, price: float, step: StepPeak) -> None:
         """Add a measured step."""
         self._is_bound &= step.peak <= self.bytes_at(price, accumulates=False)
         self.steps[price] = step
@@ -106,7 +106,7 @@ class Planned:
         return min(bounds, default=sys.maxsize)
 
     def lowest_price(self, room: float, *, accumulates: bool) -> float | None:
-        """Return the lowest price whose step takes no more than ``room``; None if there is none."""
+        """Return the lowest price at which a step takes at most ``room`` bytes; None if there is none."""
         fitting = (each for each in self.prices if self.bytes_at(each, accumulates=accumulates) <= room)
         return next(fitting, None)
 
@@ -134,9 +134,9 @@ class Budget:
             self._small[signature] = NUM_SKIPPED
 
     def skips(self, signature: Any) -> bool:
-        """Return whether a call runs as in plain training: the last one like it had no tensor to recompute.
+        """Return whether a call runs as plain training, because the last call like it had no tensor to recompute.
 
-        From time to time one is recorded all the same, as the network may have grown.
+        After `NUM_SKIPPED` such calls one is recorded again, because the network may have grown.
         """
         left = self._small.get(signature) if self._small else None
         if left is None:
@@ -180,16 +180,16 @@ class Budget:
         return self.peak_bytes is not None or self.held_share is not None
 
     def check_planned(self, place: str) -> None:
-        """Raise ConfigError if this is a limit for which no step was planned."""
+        """Raise ConfigError if there is a limit and no step was planned."""
         if self.has_limit and self.planned is None:
             raise ConfigError(
-                "a limit on memory is met by running a module before training",
+                "a memory limit needs a module whose training steps can be measured",
                 place,
                 'use zoo.lean(model, "8GB") or zoo.lean(model, 0.4), or pass a cost limit such as "40 FLOP/B"',
             )
 
     def held_limit(self, plain_bytes: int) -> float:
-        """Return the limit on the bytes held, if plain training holds ``plain_bytes``; infinity without one."""
+        """Return the limit on the bytes held if plain training holds ``plain_bytes``; infinity without a limit."""
         return float("inf") if self.held_share is None else self.held_share * plain_bytes
 
 
@@ -202,7 +202,7 @@ def parse_bytes(text: str) -> int:
 
 
 def parse_limit(value: Any, place: str) -> int:
-    """Return an amount of memory in bytes, written as a limit on the peak (see `Budget.parse`); else ConfigError."""
+    """Return the bytes of an amount of memory, written as for `Budget.parse`. Raises ConfigError for other values."""
     with suppress(ConfigError):
         limit = Budget.parse(value).peak_bytes
         if limit is not None:

@@ -30,11 +30,11 @@ Container: TypeAlias = dict[Any, Any] | list[Any] | deque[Any] | set[Any] | Cell
 
 
 class PythonState:
-    """What the attributes of a module and of its submodules refer to, taken before forward.
+    """A snapshot, before forward, of the objects that the attributes of a module and its submodules refer to.
 
     Lists, dicts, sets, deques, tuples and objects are followed, and so are the variables of hooks. Until `restore`,
-    tensors in them, other than parameters and buffers, are replaced by copies without a history: so forward overwrites
-    no tensor of the user's, and backward runs through no graph of the user's.
+    tensors in them, other than parameters and buffers, are replaced by detached copies, so that forward overwrites none
+    of the user's tensors and backward runs through none of the user's graphs.
     """
 
     def __init__(self, module: nn.Module) -> None:
@@ -98,7 +98,7 @@ class PythonState:
 
 
 def _items(container: Container) -> Any:
-    """Return a copy of what a container contains: a dict, a set or a list."""
+    """Return a copy of the items of a container: a dict, a set or a list."""
     if isinstance(container, dict):
         return dict(container.items())
     if isinstance(container, CellType):
@@ -110,7 +110,7 @@ def _items(container: Container) -> Any:
 
 
 def _assign(container: Container, items: Any) -> None:
-    """Let a container contain other items, unless it contains these objects already."""
+    """Replace the items of a container, unless it contains these objects already."""
     now = _items(container)
     if isinstance(container, dict):
         if list(map(id, now)) + list(map(id, now.values())) != list(map(id, items)) + list(map(id, items.values())):
@@ -131,7 +131,7 @@ def _assign(container: Container, items: Any) -> None:
 
 
 def _referents(value: Any) -> Iterator[Any]:
-    """Yield what a value refers to, as far as forward may change it."""
+    """Yield the objects that a value refers to and that forward may change."""
     home = value.__module__ if isinstance(value, FunctionType) else type(value).__module__
     attributes: Any = getattr(value, "__dict__", None)
     is_object = type(attributes) is dict and not isinstance(value, nn.Module)
@@ -172,8 +172,7 @@ def _rewind_of(value: Any) -> Callable[[], object] | None:
 def collected(place: str) -> Iterator[None]:
     """Return a context for training steps that leaves no garbage and no tensors with a history behind.
 
-    Collections of garbage in it look at newer objects alone. Otherwise they would take longer than the steps of a small
-    network.
+    Garbage collection in it examines only newer objects. Otherwise it would take longer than a step of a small network.
 
     Raises ConfigError, with the ``place``, if forward has put a tensor with a history where `PythonState` finds none.
     Its graph has been freed, and training that used the tensor would fail.

@@ -40,13 +40,13 @@ def lean(
     Calls of the module then run in a `zoo.remat.Rematerializer`: where autograd would save the output of a cheap
     operation for backward, a recipe for recomputing it is saved instead. Outputs, gradients, running statistics and
     random numbers are bit-identical to plain training. Parameters, state dict, hooks and pickling do not
-    change. The class of the module becomes a subclass of the same name. The same holds for methods that compute
-    features: ``forward_features`` and others that begin with ``forward_`` or ``extract_``, ``encode``, ``decode``,
-    ``encode_image`` and the like, ``get_intermediate_layers``, ``get_image_features`` and the like.
+    change. The class of the module becomes a subclass of the same name. Methods that compute features also run in a
+    rematerializer: ``forward_*``, ``extract_*``, ``encode``, ``encode_*``, ``decode``, ``decode_*``,
+    ``get_intermediate_layers`` and ``get_*_features``.
 
-    A call runs as usual without gradients, in transforms of `torch.func`, and inside another lean module, a checkpoint
-    or other hooks for saved tensors. It also does in and around modules compiled by torch.compile, with one
-    `StepsAside` warning.
+    A call runs as plain training without gradients, in transforms of `torch.func`, and inside another lean module, a
+    checkpoint or other saved-tensor hooks. The same holds in and around modules compiled by torch.compile, where the
+    first call warns with `StepsAside`.
 
     Backward raises RecipeError if a tensor that it needs, such as the input of the network or a parameter, was
     overwritten between forward and backward.
@@ -58,10 +58,10 @@ def lean(
       `zoo.remat.planning`). 0.4 or "40%": the bytes held between forward and backward, as a fraction of plain training.
       Both are met from the first step on: forward, and for bytes backward, run a few times before the first step, and
       again before a step with a larger batch. "40 FLOP/B": recompute those that cost up to 40 FLOP per byte of output.
-    - `enabled`: False undoes it.
+    - `enabled`: False makes the module plain again.
 
     Raises ConfigError for an invalid budget, and TypeError for anything but a module. The first call raises ConfigError
-    if a limit in bytes is impossible.
+    if no training step stays within a limit in bytes.
     """
     if not isinstance(module, nn.Module):
         name = module if isinstance(module, str) else "resnet50"
@@ -214,7 +214,7 @@ def _rematerializer_of(module: Any, call: Any, args: Any, kwargs: Any) -> Abstra
 
 
 def _signature_of(module: nn.Module, args: Any, kwargs: Any) -> tuple[Any, ...] | None:
-    """Return what distinguishes calls that compute tensors of other sizes: the mode and the inputs' shapes and values.
+    """Return a key of calls that compute tensors of the same sizes: the mode, and shapes or values of the inputs.
 
     None for inputs other than tensors, numbers and strings.
     """

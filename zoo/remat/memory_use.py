@@ -1,7 +1,7 @@
-"""Bytes that a training step takes, by two independent ways of counting.
+"""Bytes that a training step takes, counted in two independent ways.
 
-`measure_memory` reads what the memory allocator reports during a real step. That includes everything: tensors which a
-compiled graph, a C++ operator or the closure of a recomputation hides, and the scratch memory of convolutions.
+`measure_memory` reads what the memory allocator reports during a real step. That includes tensors hidden in a compiled
+graph, a C++ operator or the closure of a recomputation, and the scratch memory of convolutions.
 `count_memory` adds up the tensors that the step's operations return. On the meta device nothing is computed and no
 memory is taken, but tensors inside compiled graphs and the scratch memory of operators are not seen. Attention is
 counted there as this machine's GPU computes it, or without a GPU as the CPU does.
@@ -39,12 +39,12 @@ GRADIENT = "zoo: gradient of bytes "
 
 
 class Memory(NamedTuple):
-    """Bytes of a training step, without those that existed before it (parameters, buffers, images).
+    """Bytes of a training step, excluding what existed before it (parameters, buffers, images).
 
     Args:
     - `held`: bytes alive between the forward and the backward pass.
-    - `peak`: the most bytes alive at one time in either pass, gradients of the parameters included.
-    - `peak_without_gradients`: the most bytes alive at one time, without these gradients.
+    - `peak`: the most bytes alive at one time in either pass, including gradients of the parameters.
+    - `peak_without_gradients`: the most bytes alive at one time, excluding these gradients.
     - `gradients`: bytes of the parameters' gradients alone.
     """
 
@@ -64,8 +64,8 @@ class Change(NamedTuple):
 def measure_memory(forward: Callable[[], Tensor], parameters: Iterable[Tensor], *, warmup: int = 1) -> Memory:
     """Run a training step and return the bytes that it takes from the allocator of the parameters' device.
 
-    The parameters' gradients are None afterwards. All else that a training step changes (running statistics, the state
-    of the random number generator) is changed here too.
+    The parameters' gradients are None afterwards. Other state that a training step changes (running statistics, the
+    random number generator) changes here too. Raises ConfigError on the CPU if a profiler is active.
 
     Args:
     - `forward`: computes the loss, a scalar, of images that exist already.
@@ -79,7 +79,7 @@ def measure_memory(forward: Callable[[], Tensor], parameters: Iterable[Tensor], 
 
 
 def count_memory(forward: Callable[[], Tensor], parameters: Iterable[Tensor]) -> Memory:
-    """Run a training step and return the bytes of the storages that its operations make.
+    """Run a training step and return the bytes of the storages that its operations create.
 
     With parameters and images on the meta device this takes neither memory nor time.
 
@@ -112,13 +112,13 @@ def _memory_of_step(
 
 
 def clear_gradients(parameters: Iterable[Tensor]) -> None:
-    """Set the gradients to None."""
+    """Set the gradients of the parameters to None."""
     for parameter in parameters:
         parameter.grad = None
 
 
 class StorageLog(TorchDispatchMode):
-    """While active, logs in ``changes`` when an operation makes a storage and when such a storage is freed.
+    """While active, logs in ``changes`` when an operation creates a storage and when such a storage is freed.
 
     A storage first seen as an input existed before the log began and is not counted.
     """
@@ -182,7 +182,7 @@ def summarize(changes: Sequence[Change], end_of_forward: int, gradients: set[int
 def totals_of(changes: Sequence[Change], left_out: Collection[int] = ()) -> Iterator[int]:
     """Yield the bytes that are alive before the first change and after each, without changes at ``left_out`` indices.
 
-    What is freed without having been allocated here existed before and does not count.
+    A block that is freed without having been allocated here existed before and does not count.
     """
     live: dict[int, int] = {}
     total = 0
@@ -200,7 +200,7 @@ class AllocatorLog:
     """While active, logs in ``changes`` what the memory allocator of a device allocates and frees, in order.
 
     On CUDA these are the requested bytes of the caching allocator's history, which is cleared. On the CPU a profiler
-    reports sizes without addresses: what is freed is taken for the latest block of this size.
+    reports sizes without addresses: a freed block is assumed to be the latest block of its size.
 
     Raises ConfigError on the CPU if a profiler is active already.
     """

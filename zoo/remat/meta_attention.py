@@ -25,7 +25,7 @@ def meta_attention() -> Iterator[None]:
     """Return a context in which attention of meta tensors runs the operations that it runs on `kernel_device`.
 
     `F.scaled_dot_product_attention` chooses between fused kernels and the computation of all scores, by device, shapes
-    and dtype. torch has no fused kernel for meta tensors, whose scores would take memory that no device needs.
+    and dtype. torch has no fused kernel for meta tensors: it would create all scores, which fused kernels do not store.
     """
 
     def attend(*args: Any, **kwargs: Any) -> Any:

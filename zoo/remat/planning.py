@@ -24,10 +24,10 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from zoo.errors import ConfigError
-from zoo.remat.budget import Budget, Decision, Planned, Step, bytes_text
+from zoo.remat.budget import Budget, Decision, Planned, StepPeak, bytes_text
 from zoo.remat.eager.recording import traits_of
 from zoo.remat.eager.rematerializer import Rematerializer
-from zoo.remat.eager.tracking import copy_of, is_plain
+from zoo.remat.eager.tracking import copy_of, is_trackable
 from zoo.remat.effects import collected
 from zoo.remat.memory_use import AllocatorLog, StorageLog, summarize, watched
 from zoo.remat.rules import Operation
@@ -37,7 +37,7 @@ from zoo.torch_internals.dispatch import EagerDispatchMode, is_profiling
 
 MARGIN = 0.02  # of the limit, for what a real step takes beyond a measured one
 CLOSE = 0.05  # of the limit: a peak that is so close below it is not improved
-MAX_STEPS = 4  # measured after the first one, so that planning takes no more than ten steps' time
+MAX_TRIALS = 4  # measured after the first one, so that planning takes no more than ten steps' time
 
 PLACE = "budget of zoo.lean"  # in messages
 
@@ -56,25 +56,28 @@ def plan(
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
 ) -> int:
-    """Set ``budget.flops_per_byte`` so that a training step stays within the limit; return its peak if that is limited.
+    """Set ``budget.flops_per_byte`` so that a training step stays within the limit.
 
-    A fraction is met, or missed by as little as possible, by forward passes alone. For a limit on the peak, forward
-    and backward run several times. Both happen unless they did for inputs of this size: then the price is looked up.
-    Buffers, gradients, attributes and random states are afterwards as before (`zoo.remat.trial.unchanged`).
+    Returns the peak of the step in bytes if the budget limits it, otherwise 0.
+
+    For a fraction, forward runs several times; if the fraction cannot be met, it is missed by as little as possible.
+    For a limit on the peak, forward and backward run several times. If a step with inputs of this size or larger was
+    planned before, nothing runs and the price is looked up. Buffers, gradients, attributes and random states are
+    restored (`zoo.remat.trial.unchanged`).
 
     The peak counts all memory: parameters, buffers, gradients, the state of optimizers that have made a step,
     inputs, and everything from the start of forward to the end of backward. On CUDA, all that the process had
     allocated before counts too.
 
-    A call that holds nothing for backward, and the first call of lazy modules, recompute all they can, and the peak is
-    0. The next call is planned.
+    A call that saves nothing for backward and the first call of lazy modules are not planned: they recompute all they
+    can, and 0 is returned.
 
     Args:
     - `module`: the network.
     - `rematerializer`: returns a `Rematerializer` for a budget and a ``log`` of decisions.
     - `call`: computes the outputs of the module from ``args`` and ``kwargs``.
 
-    Raises ConfigError if the limit on the peak is impossible.
+    Raises ConfigError if no training step stays within the limit on the peak.
     """
     watch_optimizers()
     inputs = tensors_of((args, kwargs))
@@ -99,7 +102,7 @@ def plan(
     else:
         planned = price = None
 
-    def measure(price: float, keeps_outputs: bool) -> tuple[Step, list[Decision]]:
+    def measure(price: float, keeps_outputs: bool) -> tuple[StepPeak, list[Decision]]:
         decisions: list[Decision] = []
         context = rematerializer(Budget(price), log=decisions)
         return _measure(module, context, call, args, kwargs, keeps_outputs=keeps_outputs), decisions
@@ -124,7 +127,8 @@ def plan(
         if not planned.keeps_outputs:
             warnings.warn(
                 f"the limit of {bytes_text(budget.peak_bytes)} is met only if the outputs of the network are freed "
-                "before backward: compute the loss as criterion(model(x), target), without a name for the outputs",
+                "before backward: compute the loss as criterion(model(x), target), without assigning the outputs to a "
+                "variable",
                 OutputsAreFreed,
                 stacklevel=2,
             )
@@ -160,7 +164,7 @@ def _meet_share(
             higher = _raised_price(price, decisions, budget)
     if any(each.plain_bytes for each in decisions):
         input_bytes = sum(each.nbytes for each in tensors_of((args, kwargs)))
-        budget.flops_per_byte, budget.planned = price, Planned(input_bytes, {}, Step(0, 0), keeps_outputs=True)
+        budget.flops_per_byte, budget.planned = price, Planned(input_bytes, {}, StepPeak(0, 0), keeps_outputs=True)
     else:
         _skip(budget)
 
@@ -187,13 +191,13 @@ def _raised_price(price: float, decisions: Iterable[Decision], budget: Budget) -
 
 
 def _skip(budget: Budget) -> int:
-    """Let a call recompute all it can, and the next one be planned; return 0."""
-    budget.flops_per_byte, budget.planned = float("inf"), Planned(-1, {}, Step(0, 0), keeps_outputs=True)
+    """Let this call recompute all it can and leave planning to the next call; return 0."""
+    budget.flops_per_byte, budget.planned = float("inf"), Planned(-1, {}, StepPeak(0, 0), keeps_outputs=True)
     return 0
 
 
 def _find_price(
-    measure: Callable[[float, bool], tuple[Step, list[Decision]]],
+    measure: Callable[[float, bool], tuple[StepPeak, list[Decision]]],
     input_bytes: int,
     room: float,
     accumulates: bool,
@@ -201,7 +205,7 @@ def _find_price(
 ) -> tuple[Planned, float | None]:
     """Return measured steps, and up to which price operations are recomputed for a peak close to ``room``."""
 
-    def peak_of(step: Step) -> int:
+    def peak_of(step: StepPeak) -> int:
         return step.accumulating if accumulates else step.peak
 
     least, decisions = measure(float("inf"), keeps_outputs)
@@ -217,7 +221,7 @@ def _find_price(
     if peak_of(least) > room:
         return planned, None
     low, high = 0, len(planned.prices) - 1  # the peak at the price `high` is within the limit
-    for _ in range(MAX_STEPS):
+    for _ in range(MAX_TRIALS):
         if low == high or peak_of(planned.steps[planned.prices[high]]) > (1 - CLOSE) * room:
             break
         price = planned.lowest_price(room, accumulates=accumulates)
@@ -239,9 +243,9 @@ def count_peak(
     kwargs: dict[str, Any],
     log: StorageLog,
 ) -> int:
-    """Return the peak of a training step, without the scratch memory of operations; forward runs in a context.
+    """Return the peak of a training step in bytes, excluding the scratch memory of operations.
 
-    Memory that existed before counts as in `plan`.
+    Forward runs in ``context``. Memory that existed before counts as in `plan`.
     """
     inputs = tensors_of((args, kwargs))
     step = _measure(module, context, module, args, kwargs, keeps_outputs=True, log=log)
@@ -257,8 +261,8 @@ def _measure(
     *,
     keeps_outputs: bool,
     log: StorageLog | AllocatorLog | None = None,
-) -> Step:
-    """Return the most bytes that forward, in a context, and backward allocate; no gradient is accumulated."""
+) -> StepPeak:
+    """Return the peak bytes that forward, in ``context``, and backward allocate; accumulates no gradients."""
     inputs = tree_map(as_leaf, (args, kwargs))
     args, kwargs = tree_map(clone, inputs)  # forward may overwrite its inputs
     parameters = [each for each in module.parameters() if each.requires_grad]
@@ -280,7 +284,7 @@ def _measure(
     addresses = log.addresses(each.untyped_storage() for each in dense)
     memory = summarize(log.changes, len(log.changes), addresses)
     largest = max((each.nbytes for each in dense), default=0)
-    return Step(memory.peak, memory.peak_without_gradients + largest)
+    return StepPeak(memory.peak, memory.peak_without_gradients + largest)
 
 
 class _RestoredParameters(EagerDispatchMode):
@@ -290,7 +294,7 @@ class _RestoredParameters(EagerDispatchMode):
         super().__init__()
         parameters = list(module.parameters())
         gradients = [each.grad for each in parameters if each.grad is not None]
-        self._unwritten = {memory_id(each): each for each in (*parameters, *gradients) if is_plain(each)}
+        self._unwritten = {memory_id(each): each for each in (*parameters, *gradients) if is_trackable(each)}
         self._copies: list[tuple[Tensor, Tensor, int]] = []
 
     def __torch_dispatch__(
@@ -316,7 +320,7 @@ def _accumulates(module: nn.Module) -> bool:
 
 
 def _existing_bytes(module: nn.Module, inputs: list[Tensor]) -> int:
-    """Return the bytes that exist before a step, the inputs included."""
+    """Return the bytes that exist before a step, including its inputs."""
     device = device_of(module)
     if device.type == "cuda":
         return torch.cuda.memory_allocated(device)

@@ -28,17 +28,17 @@ class RecipeError(ZooError, RuntimeError):
 
 
 class SavedTensor:
-    """A tensor that is saved itself, held by autograd and by all recipes that start from it; None once it is not."""
+    """A saved tensor, held by autograd and by all recipes that start from it."""
 
     def __init__(self, tensor: Tensor) -> None:
-        # Without its graph, which may hold what is saved: that would be a reference cycle. Another object than the
-        # tensor in any case, so that it dies with what holds it.
+        # Detached, because the graph may hold this object, which would be a reference cycle. Always a new tensor
+        # object, which lives only as long as this object.
         self.tensor: Tensor | None = detach(tensor)
         self.version = tensor._version
 
     def unpack(self) -> Tensor:
-        """Return the tensor; RecipeError if it was overwritten."""
-        assert self.tensor is not None, "what autograd holds is saved"
+        """Return the tensor. Raises RecipeError if it was overwritten."""
+        assert self.tensor is not None, "autograd holds saved tensors only"
         return unmodified(self.tensor, self.version)
 
 
@@ -48,7 +48,7 @@ class TrackedTensor:
     Args:
     - `recipe`: recomputes it; None if it cannot be recomputed, or is saved.
     - `index`: its position among the outputs of the recipe.
-    - `tensor`: the tensor that has these contents now, held by a weak reference; ``memory`` is one to its storage.
+    - `tensor`: the tensor that has these contents; only weak references to it and to its storage (``memory``) are held.
     - `version`: that tensor's version counter.
     - `store`: caches it in backward, between its first and its last use.
     - `clock`: the rematerializer's count of in-place writes at the time.
@@ -79,17 +79,17 @@ class TrackedTensor:
 
     @property
     def saved(self) -> SavedTensor | None:
-        """What is held of the tensor if it is saved itself."""
+        """The saved tensor; None if it is not saved."""
         return self._saved()
 
     @property
     def kept(self) -> Tensor | None:
-        """The tensor, if it is saved itself."""
+        """The tensor if it is saved, otherwise None."""
         saved = self._saved()
         return None if saved is None else saved.tensor
 
     def keep(self, tensor: Tensor) -> SavedTensor:
-        """Save the tensor itself, as long as what is returned lives, in place of its recipe."""
+        """Save the tensor instead of its recipe, for as long as the returned object lives."""
         saved = SavedTensor(tensor)
         self._saved, self.version = weakref.ref(saved), saved.version
         if self.recipes == 0 and self.readers == 0:  # nothing relies on the recipe
@@ -97,7 +97,7 @@ class TrackedTensor:
         return saved
 
     def adopt(self, depth: int, through: Sequence[TrackedTensor], starts: Sequence[SavedTensor]) -> None:
-        """Save the recipe, which recomputes the intermediates ``through`` from ``starts``, in place of the tensor."""
+        """Save the recipe instead of the tensor; it recomputes the intermediates ``through`` from ``starts``."""
         self.depth, self.through, self.starts = depth, through, starts
         for value in (self, *through):
             assert value.recipe is not None, "an intermediate of a recipe has a recipe"
@@ -106,7 +106,7 @@ class TrackedTensor:
             value.recipes += 1
 
     def release(self) -> None:
-        """Release the recipe if neither autograd nor another recipe needs it, and what the store holds for it."""
+        """Release the recipe and evict the tensor if neither autograd nor another recipe needs them."""
         unused = [self]
         for value in unused:
             if value.readers == 0 and value.recipes == 0:
@@ -118,7 +118,7 @@ class TrackedTensor:
 
     @property
     def is_external(self) -> bool:
-        """Whether its memory belongs to numpy, another process or the like, which may write at any time."""
+        """Whether other code, such as numpy or another process, owns its memory and may overwrite it at any time."""
         kept = self.kept
         tensor = self.live() if kept is None else kept
         return tensor is not None and not tensor.untyped_storage().resizable()
@@ -129,7 +129,7 @@ class TrackedTensor:
         return self.readers > 0 or (self.recipes > 1 and self.recipe is not None and not self.recipe.is_view)
 
     def available(self) -> Tensor | None:
-        """Return the tensor if it is saved or stored, else None; RecipeError if it was overwritten."""
+        """Return the tensor if it is saved or stored, otherwise None. Raises RecipeError if it was overwritten."""
         kept = self.kept
         return self.store.get(self) if kept is None else unmodified(kept, self.version)
 
@@ -139,7 +139,7 @@ def _nothing() -> None:
 
 
 def detached(tensor: Tensor) -> Tensor:
-    """Return a tensor without its graph, which may hold what is saved: that would be a reference cycle."""
+    """Return a tensor detached from its graph, which may hold saved tensors: a reference cycle otherwise."""
     return detach(tensor) if tensor.requires_grad else tensor
 
 
@@ -161,7 +161,7 @@ class Recipe:
         self.parts: Sequence[Tensor] = ()
 
     def sources(self) -> list[TrackedTensor]:
-        """Return the inputs; one that is used several times, several times."""
+        """Return the inputs; an input that is used several times is repeated."""
         found: list[TrackedTensor] = []
         for arg in self.args:
             if type(arg) is TrackedTensor:
@@ -175,7 +175,7 @@ class Store:
     """A least-recently-used cache of recomputed tensors that backward needs again.
 
     Its capacity is `MAX_STORED` times the size of the largest tensor stored. An evicted tensor is recomputed when it is
-    needed. A tensor that was modified in place since, as the backward of a custom function may do, counts as evicted.
+    needed. A tensor that was modified in place, as the backward of a custom function may do, counts as evicted.
 
     ``flags`` are the settings of forward that choose between kernels.
     """
@@ -230,7 +230,7 @@ class SavedHandle:
             value.release()
 
     def unpack(self) -> Tensor:
-        """Return the tensor, recomputed if it is not stored; RecipeError if it cannot be recomputed."""
+        """Return the tensor, recomputed if it is not stored. Raises RecipeError if it cannot be recomputed."""
         if torch.is_grad_enabled():  # in a backward pass that records a graph of its own
             with torch.no_grad():
                 return self.unpack()
@@ -253,12 +253,12 @@ class SavedHandle:
 
 @never_compile
 def unpack(packed: Any) -> Tensor:
-    """Return the saved tensor for what autograd holds in its place."""
+    """Return the saved tensor for the object that autograd holds in its place."""
     return unmodified(*packed) if isinstance(packed, tuple) else packed.unpack()
 
 
 def unmodified(tensor: Tensor, version: int) -> Tensor:
-    """Return the tensor; RecipeError if it was modified in place since it had this version, or its memory was freed."""
+    """Return the tensor. Raises RecipeError if it was modified in place after this version, or its memory was freed."""
     if tensor._version != version:
         raise RecipeError(
             f"a tensor {tuple(tensor.shape)} {tensor.dtype} that backward needs was modified in place after "
@@ -354,8 +354,8 @@ def _take(
 ) -> None:
     """Put a recomputed tensor into ``tensors`` and the store.
 
-    A tensor is fresh if it shares its memory with no other, whichever operation computed it; the inputs of a view are
-    fresh no longer.
+    A tensor is fresh if it shares its memory with no other, no matter which operation computed it; the inputs of a view
+    are fresh no longer.
     """
     tensor = _restored(tensor, value)
     sharing = [source for source in recipe.sources() if source in tensors and is_alias_of(tensor, tensors[source])]

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from zoo.ops.abn.backend import name_for
+from zoo.ops.backend import name_for
 from zoo.torch_internals.dispatch import DisableTorchDispatch, OperatorOverload, has_kernel, schema_of
 
 aten = torch.ops.aten
@@ -127,12 +127,12 @@ LINE_DTYPES = (torch.float32, torch.float64)  # of `apply_line`
 VECTOR = 8  # channels
 
 
-def max_pool(x: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+def max_pool_with_indices(x: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
     """Return the outputs of `max_pool2d_with_indices`.
 
-    On the CPU, torch's kernel for channels-last tensors is three times as fast as the other if there are enough
-    channels for its vectors. A maximum is not rounded, so that the bits are the same; in half precision, NaN beside
-    infinity gives others.
+    On the CPU, torch's channels-last kernel is three times as fast as the contiguous kernel if there are enough
+    channels to vectorize over. Maxima are not rounded, so both kernels return the same bits. Half precision keeps its
+    kernel, because NaN beside infinity gives other bits there.
     """
     is_slow = (
         type(x) is Tensor and x.device.type == "cpu" and x.dtype in LINE_DTYPES and x.ndim == 4 and x.is_contiguous()
@@ -148,8 +148,8 @@ def max_pool(x: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
 def batch_norm(x: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor, Tensor]:
     """Return the outputs of `native_batch_norm`, and update the running statistics.
 
-    In training on the CPU, torch sums each channel in double, one element after another. The compiled kernel sums
-    several channels side by side, each in this order, and takes a third of the time.
+    In training on the CPU, torch accumulates each channel in double precision, one element after another. The compiled
+    kernel vectorizes over channels, keeps this order, and takes a third of the time.
     """
     if kwargs or not _can_sum_side_by_side(x, *args):
         out: tuple[Tensor, Tensor, Tensor] = aten.native_batch_norm(x, *args, **kwargs)
@@ -182,11 +182,11 @@ def _contiguous_strides(x: Tensor) -> tuple[int, ...]:
 
 #: Operations -> functions with the same bits that take less time, in forward too.
 FASTER = {
-    aten.max_pool2d_with_indices.default: max_pool,
+    aten.max_pool2d_with_indices.default: max_pool_with_indices,
     aten.native_batch_norm.default: batch_norm,
 }
 #: Rules by the operations as a `TorchDispatchMode` sees them; `rule_of` adds rules of pointwise operations.
-RULES = _rules() | {aten.max_pool2d_with_indices.default: Rule(max_pool, is_view=False, overwrites=False)}
+RULES = _rules() | {aten.max_pool2d_with_indices.default: Rule(max_pool_with_indices, is_view=False, overwrites=False)}
 
 ENLARGES = {operation for name in ENLARGING for operation in _overloads(name)}
 TIE_BREAK = 1e-6  # relative difference in price that orders operations of equal price
@@ -263,7 +263,7 @@ def first_tensor(out: Any) -> Any:
 
 
 def call_with_keywords(operation: Operation, names: Sequence[str], *args: Any, **kwargs: Any) -> Any:
-    """Return the result of an operation whose arguments of these names come first in ``args``."""
+    """Call an operation with the first of ``args`` passed as keywords of these names; return its result."""
     return operation(*args[len(names) :], **dict(zip(names, args, strict=False)), **kwargs)
 
 
@@ -288,14 +288,14 @@ def writes_inside(operation: Operation) -> bool:
 
 
 #: Operations that save their input although backward reads only its shape and strides.
-POOLS = ("max_pool2d_with_indices", "max_pool3d_with_indices", "avg_pool2d", "avg_pool3d", "_adaptive_avg_pool2d",
-         "_adaptive_avg_pool3d")  # fmt: skip
-READS_SHAPE = {operation for name in POOLS for operation in _overloads(name)}
-POOL_BACKWARDS = {operation for name in POOLS for operation in _overloads(f"{name}_backward")}
+POOLINGS = ("max_pool2d_with_indices", "max_pool3d_with_indices", "avg_pool2d", "avg_pool3d", "_adaptive_avg_pool2d",
+            "_adaptive_avg_pool3d")  # fmt: skip
+READS_SHAPE = {operation for name in POOLINGS for operation in _overloads(name)}
+POOL_BACKWARDS = {operation for name in POOLINGS for operation in _overloads(f"{name}_backward")}
 
 
 def unread_input(operation: Operation, args: tuple[Any, ...]) -> Tensor | None:
-    """Return the input that autograd saves for an operation although no gradient depends on its elements; else None.
+    """Return the input that autograd saves although no gradient depends on its elements; None if there is none.
 
     Convolutions and evaluation-mode batch norms save their input for the gradient of the weight, frozen or not.
     """
@@ -325,12 +325,12 @@ def signs_of(rectified: Tensor) -> Tensor:
 def rectified_of(
     bits: Tensor, shape: Sequence[int], stride: Sequence[int], dtype: torch.dtype, device: torch.device
 ) -> Tensor:
-    """Return a tensor with the signs that were packed by `signs_of`: 0 where the output was, and else 1."""
+    """Return a tensor unpacked from `signs_of`: 0 where the output of the ReLU was 0, otherwise 1."""
     return torch.empty_strided(shape, stride, dtype=dtype, device=device).copy_(mask_of(bits, shape, dtype))
 
 
 def own(x: Tensor) -> Tensor:
-    """Return a tensor itself if torch owns its memory; else a copy, as other programs may refill this memory.
+    """Return the tensor if torch owns its memory; otherwise a copy, because other code may overwrite the memory.
 
     Also copies inference tensors, which autograd cannot save.
     """
@@ -342,7 +342,7 @@ MASKS = {aten.bernoulli_.float: None, aten.native_dropout.default: 1}
 
 
 def bits_of(mask: Tensor) -> Tensor:
-    """Return a mask packed into bits, uint8 of an eighth of its length.
+    """Return a mask packed into bits: uint8, an eighth as long.
 
     On the CPU, numpy packs neighbors into a byte in one pass. Elsewhere bit k holds the k-th eighth of the mask.
     """
@@ -372,11 +372,11 @@ def recipe_of_batch_norm(
 ) -> tuple[Operation, tuple[Any, ...], tuple[Any, ...]]:
     """Return a function that recomputes the first output of a batch norm exactly, and its arguments.
 
-    The arguments come in two parts: those that the norm had, and small ones that nothing else changes. Running
-    statistics are not updated, and not read if the norm used batch statistics; only their dtype, which chooses the
-    kernel, matters. In training, torch's own norms are recomputed from their saved mean and inverse standard deviation,
-    in one pass over x: on the CPU as a scale and shift, on CUDA by the second of the norm's kernels. cuDNN's norms take
-    their statistics again, because it is unknown how they round.
+    The arguments are in two parts: the norm's own, and small ones that nothing else modifies. Running statistics are
+    not updated. If the norm used batch statistics, only the dtype of its running statistics is needed, which selects
+    the kernel. In training, torch's own norms are recomputed from their saved mean and inverse standard deviation, in
+    one pass over x: on the CPU as a scale and shift, on CUDA by the second of the norm's kernels. cuDNN's norms
+    recompute their statistics, because their rounding is not documented.
     """
     x, weight, bias, _, _, is_training = args[:6]
     if not is_training:
@@ -449,7 +449,7 @@ def apply_line(
 
 @cache
 def batch_norm_is_exact() -> bool:
-    """Return whether the kernel of `batch_norm` has the bits of this build of torch. One test on random inputs."""
+    """Return whether the kernel of `batch_norm` has the bits of this build of torch, by one test on random inputs."""
     with DisableTorchDispatch(), torch.no_grad(), torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         for shape in ((3, 16, 5, 7), (2, 8, 3, 3), (1, 24, 30)):

@@ -21,7 +21,7 @@ MIN_SAMPLE_S = 0.01  # shorter steps run several times per sample
 M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4  # options of mallopt, from malloc.h
 
 
-class Step(NamedTuple):
+class TimedStep(NamedTuple):
     """A timed step: ``run(n)`` executes it n times; ``prepare()`` runs before each sample and is not timed."""
 
     run: Callable[[int], object]
@@ -44,7 +44,7 @@ class Clock:
 
 
 def time_interleaved(
-    steps: Mapping[str, Step],
+    steps: Mapping[str, TimedStep],
     clock: Callable[[], float],
     *,
     rounds: int,
@@ -74,14 +74,14 @@ def ratios(seconds: Sequence[float], baseline: Sequence[float]) -> list[float]:
     return [mine / other for mine, other in zip(seconds, baseline, strict=True)]
 
 
-def _sample(step: Step, clock: Callable[[], float], calls: int) -> float:
+def _sample(step: TimedStep, clock: Callable[[], float], calls: int) -> float:
     step.prepare()
     start = clock()
     step.run(calls)
     return clock() - start
 
 
-def training_step(forward: Callable[[], Tensor], model: nn.Module) -> Step:
+def training_step(forward: Callable[[], Tensor], model: nn.Module) -> TimedStep:
     """Return a timed step: forward and backward, after which the gradients are freed.
 
     The optimizer step is excluded, because it takes the same time for all strategies.
@@ -92,7 +92,7 @@ def training_step(forward: Callable[[], Tensor], model: nn.Module) -> Step:
             forward().backward()
             clear_gradients(model.parameters())
 
-    return Step(run)
+    return TimedStep(run)
 
 
 def keep_heap() -> str:

@@ -1,4 +1,4 @@
-"""A training step that leaves nothing behind: what `zoo.check`, the report and planning run before training.
+"""A training step without side effects, which `zoo.check`, `zoo.memory_report` and planning run before training.
 
 Tested by tests/remat/test_trial.py and tests/remat/test_planning.py.
 """
@@ -27,7 +27,7 @@ class NoGradientsError(ConfigError):
 
 
 def default_loss(output: Any) -> Tensor:
-    """Return the sum of the scalar outputs, which are losses, or if there are none the cross-entropy of the outputs.
+    """Return the sum of the scalar outputs, which are losses; without scalars, the cross-entropy of the outputs.
 
     Raises NoGradientsError if there are tensors and none requires gradients, and ConfigError if there are no tensors.
     """
@@ -47,7 +47,7 @@ def default_loss(output: Any) -> Tensor:
 
 
 def trained_outputs(output: Any) -> list[Tensor]:
-    """Return the outputs from which a training step can start."""
+    """Return the outputs from which backward can start: nonempty tensors that require gradients."""
     return [each for each in tensors_of(output) if each.requires_grad and each.numel() > 0]
 
 
@@ -60,7 +60,7 @@ def _cross_entropy(output: Tensor) -> Tensor:
 
 
 def as_leaf(value: Any) -> Any:
-    """Return a tensor without its history; other values unchanged."""
+    """Return a tensor detached from its history, which requires gradients as before; other values unchanged."""
     return value.detach().requires_grad_(value.requires_grad) if isinstance(value, Tensor) else value
 
 
@@ -76,11 +76,12 @@ def device_of(module: nn.Module) -> torch.device:
 
 @contextmanager
 def unchanged(module: nn.Module) -> Iterator[None]:
-    """Return a context that restores at its end what forward and backward may change, apart from values of parameters.
+    """Return a context that restores on exit what forward and backward may change, except the values of parameters.
 
-    These are buffers, the memory and the gradients of parameters, random number generators, and what `PythonState`
-    finds in attributes and hooks. The generators are the global ones of torch, numpy and Python's `random`, and all
-    that are found in attributes. The first call of lazy modules creates parameters, and no attribute is restored.
+    It restores buffers, the memory and the gradients of parameters, random number generators, and the state that
+    `PythonState` finds in attributes and hooks. The generators are the global ones of torch, numpy and Python's
+    `random`, and all that attributes refer to. Attributes of lazy modules are not restored, because their first call
+    creates parameters.
     """
     parameters = [(each, each.detach(), each.grad) for each in module.parameters() if not is_lazy(each)]
     devices = {each.device for each in module.parameters() if each.device.type == "cuda"}

@@ -15,7 +15,7 @@ from zoo.benchmark.plot_style import Panel
 from zoo.reproduce.published_numbers import Evidence, PublishedNumber
 from zoo.tables import number_text
 
-Value = float | str | None
+MeasuredValue = float | str | None
 State = Literal["reproduced", "better", "off", "underpowered", "not measured"]
 FACTOR = 2.0  # tolerance of signal-to-noise ratios, which span 30 decades
 ROUNDED = 0.05  # a number whose last digit is a larger part of it is taken as exact
@@ -23,7 +23,7 @@ MIN_RUNS = 3  # that reproduce an accuracy
 IN_POINTS = ("%", "points")  # units whose tolerance is in points; in other units it is relative, in percent
 
 
-class Rule(NamedTuple):
+class Criterion(NamedTuple):
     """How measurements of a kind of evidence are judged.
 
     Args:
@@ -44,34 +44,36 @@ class Rule(NamedTuple):
     margin: float = 0.0
 
 
-RULES: dict[Evidence, Rule] = {
-    "count": Rule(5, "within 5 %: the papers leave out the first and the last layer; follows from the algorithm"),
-    "parameters": Rule(1, "within 1 %, or equal as printed: the papers print two or three digits", is_rounded=True),
-    "memory predicted": Rule(
+CRITERIA: dict[Evidence, Criterion] = {
+    "count": Criterion(5, "within 5 %: the papers leave out the first and the last layer; follows from the algorithm"),
+    "parameters": Criterion(
+        1, "within 1 %, or equal as printed: the papers print two or three digits", is_rounded=True
+    ),
+    "memory predicted": Criterion(
         10, "within 10 %: counted without the scratch memory, which depends on the GPU; not measured on a GPU"
     ),
-    "memory measured": Rule(
+    "memory measured": Criterion(
         10, "within 10 %: peak of the CPU's allocator, of which the papers count the largest tensors only"
     ),
-    "time measured": Rule(
+    "time measured": Criterion(
         1,
         "within 1 %, at both quartiles: the papers print whole percents",
         repeats="rounds",
         spread="interquartile range",
         margin=0.5,
     ),
-    "signal-to-noise measured": Rule(
+    "signal-to-noise measured": Criterion(
         FACTOR,
         "within a factor of 2: read off logarithmic axes, of one random network each",
         repeats="random networks",
         spread="range",
     ),
-    "accuracy scored": Rule(
+    "accuracy scored": Criterion(
         0.1,
         "within 0.1 points: the same weights and images, resized by another library",
         spread="standard error",
     ),
-    "accuracy trained": Rule(
+    "accuracy trained": Criterion(
         0.5,
         f"within 0.5 points, at plus and minus two standard errors, of at least {MIN_RUNS} runs: trainings that differ "
         "in their seed alone do so too",
@@ -108,7 +110,7 @@ class Comparison:
     - `measured`: in the unit of the published number; None if nothing was measured, `pending` then gives the reason.
     - `published`: the published number.
     - `n`: number of runs or repetitions in the mean or median; 1 for a deterministic number.
-    - `spread`: see `Rule`, in the same unit; None if nothing varies or if it is unknown.
+    - `spread`: see `Criterion`, in the same unit; None if nothing varies or if it is unknown.
     - `weakness`: the reason why the measurement is too weak for a verdict, if it is.
     - `note`: further facts of the measurement.
     - `pending`: why nothing was measured, such as the command that measures it.
@@ -118,7 +120,7 @@ class Comparison:
     """
 
     what: str
-    measured: Value
+    measured: MeasuredValue
     published: PublishedNumber
     _: KW_ONLY
     n: int = 1
@@ -132,41 +134,39 @@ class Comparison:
 
     @property
     def verdict(self) -> Verdict:
-        """The verdict on the measured number; it follows from the `RULES` of the published number's evidence alone."""
+        """The verdict on the measured number, by the criterion of the published number's evidence alone."""
         number, measured = self.published, self.measured
         if measured is None:
             return Verdict("not measured", self.pending)
         if isinstance(measured, str) or (isinstance(number.value, str) and not number.is_bounded):
             return Verdict("reproduced", "equal") if measured == number.value else Verdict("off", "another one")
-        rule, (low, high) = RULES[number.evidence], accepted(number)
-        margin = rule.margin * (self.spread or 0.0)
+        criterion, (low, high) = CRITERIA[number.evidence], accepted(number)
+        margin = criterion.margin * (self.spread or 0.0)
         reason = _difference(number, measured)
         if self.weakness:
             return Verdict("underpowered", f"{self.weakness}; {reason}")
         is_within = low <= measured - margin and measured + margin <= high
         is_outside = measured + margin < low or measured - margin > high
         is_accuracy = number.evidence == "accuracy trained" and number.unit in IN_POINTS and not number.is_bounded
-        if rule.margin and self.spread is None:
-            return Verdict("underpowered", f"{reason}, {rule.spread} unknown")
+        if criterion.margin and self.spread is None:
+            return Verdict("underpowered", f"{reason}, {criterion.spread} unknown")
         if is_within and is_accuracy and self.n < MIN_RUNS:
             return Verdict("underpowered", f"{reason}, {self.n} of {MIN_RUNS} runs")
         if is_within:
             return Verdict("reproduced", reason)
         if is_outside:
             return Verdict("better" if number.direction == ("less" if measured < low else "more") else "off", reason)
-        return Verdict("underpowered", f"{reason}, {rule.spread} {number_text(self.spread)}")
+        return Verdict("underpowered", f"{reason}, {criterion.spread} {number_text(self.spread)}")
 
 
 @dataclass
-class Section:
+class ReportSection:
     """A section of a report: one table or figure of a paper.
 
     Args:
     - `key`: short name such as "table3", part of the file name of its plot.
     - `title`: the heading.
-    - `setting`: description of the measurement.
     - `comparisons`: the rows of its table.
-    - `notes`: remarks on the comparisons.
     - `panels`: panels of its plot, if any.
     - `seconds`: duration of the measurement.
     - `command`, `environment`: the command that measured it, and where.
@@ -174,15 +174,13 @@ class Section:
 
     key: str
     title: str
-    setting: str
     comparisons: list[Comparison] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
     panels: list[Panel] = field(default_factory=list)
     seconds: float = 0.0
     command: str = ""
     environment: Mapping[str, Any] = field(default_factory=dict)
 
-    def add(self, what: str, measured: Value, published: PublishedNumber, **facts: Any) -> None:
+    def add(self, what: str, measured: MeasuredValue, published: PublishedNumber, **facts: Any) -> None:
         """Add a `Comparison`."""
         self.comparisons.append(Comparison(what, measured, published, **facts))
 
@@ -192,11 +190,11 @@ def accepted(number: PublishedNumber) -> tuple[float, float]:
     if number.is_bounded:
         return (-math.inf if number.at_least is None else number.at_least,
                 math.inf if number.at_most is None else number.at_most)  # fmt: skip
-    value, rule = number.number, RULES[number.evidence]
+    value, criterion = number.number, CRITERIA[number.evidence]
     if number.evidence == "signal-to-noise measured":
-        return value / rule.tolerance, value * rule.tolerance
-    width = rule.tolerance if number.unit in IN_POINTS else abs(value) * rule.tolerance / 100
-    last_digit = 10.0 ** _exponent(number.value) if rule.is_rounded else 0.0
+        return value / criterion.tolerance, value * criterion.tolerance
+    width = criterion.tolerance if number.unit in IN_POINTS else abs(value) * criterion.tolerance / 100
+    last_digit = 10.0 ** _exponent(number.value) if criterion.is_rounded else 0.0
     last_digit = last_digit if last_digit <= abs(value) * ROUNDED else 0.0
     low, high = max(width, last_digit / 2), max(width, last_digit * (1 - 1e-9))
     return value - low - 1e-9 * abs(value), value + high + 1e-9 * abs(value)

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from statistics import mean, stdev
 from typing import Any
 
-from zoo.reproduce.comparison import Comparison, Section
+from zoo.reproduce.comparison import Comparison, ReportSection
 from zoo.reproduce.published_numbers import PublishedNumber
 from zoo.reproduce.training_runs import TrainingRun, environment_of
 from zoo.tasks import classification
@@ -19,19 +19,13 @@ BETWEEN_RUNS = 0.5  # points: difference between single runs with the same setti
 # Images of the whole data sets by the number of classes: CIFAR-10, CIFAR-100, ImageNet.
 TRAINING_IMAGES = {10: 50_000, 100: 50_000, 1000: 1_281_167}
 VALIDATION_IMAGES = {10: 10_000, 100: 10_000, 1000: 50_000}
-SETTING = (
-    "Test error in percent after the last epoch, mean of n finished runs. Its standard error is estimated from the "
-    "differences between the runs. For a single run it is the sampling error for the number of scored images, and "
-    f"{BETWEEN_RUNS} points, by which runs with the same settings are known to differ. Underpowered: not all images of "
-    "the data set were used, or the verdict is another one within two standard errors."
-)
 
 
 def report_errors(
     key: str, title: str, published: Mapping[str, PublishedNumber], runs: Sequence[TrainingRun]
-) -> Section:
+) -> ReportSection:
     """Return the test errors of the experiments in ``published``."""
-    section = Section(key, title, SETTING)
+    section = ReportSection(key, title)
     for name, number in published.items():
         section.comparisons += errors_of(name, number, runs)
     return section
@@ -74,7 +68,7 @@ def facts_of(*groups: Sequence[TrainingRun]) -> dict[str, Any]:
     runs = [run for group in groups for run in group]
     return {
         "n": min(map(len, groups)),
-        "spread": standard_error(*groups),
+        "spread": standard_error_of_means(*groups),
         "weakness": missing_images(runs),
         "environment": environment_of(runs),
     }
@@ -120,7 +114,7 @@ def command_of(experiment: str) -> str:
     return f"zoo train {experiment} DATA"
 
 
-def standard_error(*groups: Sequence[TrainingRun]) -> float | None:
+def standard_error_of_means(*groups: Sequence[TrainingRun]) -> float | None:
     """Return the standard error of a group's mean accuracy, or of the difference between the means of two, in points.
 
     None if the number of scored images of a single run is unknown.
@@ -130,7 +124,10 @@ def standard_error(*groups: Sequence[TrainingRun]) -> float | None:
 
 
 def _standard_error(runs: Sequence[TrainingRun]) -> float | None:
-    """Return the standard error of the mean over runs, in points; see `SETTING` for a single run."""
+    """Return the standard error of the mean over runs, in points.
+
+    For a single run it is the sampling error for the number of scored images, and `BETWEEN_RUNS`.
+    """
     if len(runs) > 1:
         return stdev(run.top1[-1] for run in runs) / math.sqrt(len(runs))
     count = runs[0].num_validation_images

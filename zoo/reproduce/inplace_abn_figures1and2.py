@@ -20,10 +20,10 @@ from zoo.layers.norm import norm_act
 from zoo.layers.residual import IdentityResidualBlock
 from zoo.models.resnext import GROUPS
 from zoo.remat.memory_use import StorageLog, count_memory
-from zoo.reproduce.comparison import Section
-from zoo.reproduce.inplace_abn_table2 import GPUS, IN_PLACE, PLAIN_IABN
+from zoo.reproduce.comparison import ReportSection
+from zoo.reproduce.inplace_abn_table2 import GPUS, INPLACE_STRATEGIES, PLAIN_IABN
 from zoo.reproduce.measurements import measures
-from zoo.reproduce.published_numbers import published
+from zoo.reproduce.published_numbers import published_number
 
 WIDTH, SIDE = 128, 56  # of the bottlenecks in the first module of ResNeXt-101, for images of 224 pixels
 BATCH = 2
@@ -32,7 +32,7 @@ NETWORKS = {"resnext101": True, "resnext152": True, "wider_resnet38": False, "de
 IMAGE_SIZE = 224  # side of the images of ImageNet, in pixels
 GPU_BYTES = 12 * 10**9  # of each of the authors' GPUs (section 4)
 # Keys of published batches by network and strategy: the largest that fits, one that fits, and ones that do not fit.
-BATCHES = {
+BATCH_KEYS = {
     ("resnext101", BASELINE): "resnext101_stdbn_lr_256/batch",
     ("resnext101", PLAIN_IABN): "resnext101_ipabn_lr_512/batch",
     ("resnext152", BASELINE): "resnext152_ipabn_lr_256/batch_stdbn",
@@ -42,25 +42,23 @@ BATCHES = {
 
 
 @measures("inplace_abn", "Figure 1")
-def count_block_buffers() -> Section:
-    """Return the number of buffers that a residual block stores with standard and with in-place norms: Figure 1."""
-    section = Section(
-        "figure1", "Figure 1: buffers stored for backward by a residual block",
-        f"Pre-activation bottleneck of ResNeXt-101 without projection: {2 * WIDTH} channels in and out, {WIDTH} "
-        f"between, {SIDE}^2 pixels, {BATCH} images. Counted are the tensors held between forward and backward, "
-        "including the block's input, without its output and without tensors of one value per channel.",
-    )  # fmt: skip
+def count_block_buffers() -> ReportSection:
+    """Return the number of buffers that a residual block stores with standard and with in-place norms: Figure 1.
+
+    The block is a pre-activation bottleneck of ResNeXt-101 without projection.
+    """
+    section = ReportSection("figure1", "Figure 1: buffers stored for backward by a residual block")
     for norm, name in (("standard", "std-BN"), ("inplace", "InPlace-ABN")):
         block = IdentityResidualBlock(2 * WIDTH, (WIDTH, WIDTH, 2 * WIDTH), norm_act(norm), groups=GROUPS).train()
         sizes = stored_sizes(block, BATCH)
-        number = published("inplace_abn", f"figure1/buffers_{norm}")
+        number = published_number("inplace_abn", f"figure1/buffers_{norm}")
         section.add(f"{name}: buffers", len(sizes), number)
     return section
 
 
 def stored_sizes(block: Callable[[Tensor], Tensor], batch: int) -> list[int]:
     """Return the bytes of each feature map that is saved for backward, including the block's input."""
-    forward = forward_of(block, torch.randn(batch, 2 * WIDTH, SIDE, SIDE))
+    forward = forward_of_block(block, torch.randn(batch, 2 * WIDTH, SIDE, SIDE))
     with StorageLog() as log:
         loss = forward()
         alive = dict(log.changes)  # the last change of each address: its bytes, or 0 where it was freed
@@ -69,28 +67,23 @@ def stored_sizes(block: Callable[[Tensor], Tensor], batch: int) -> list[int]:
 
 
 @measures("inplace_abn", "Figure 2")
-def count_stored_tensors(batch: int = BATCH) -> Section:
+def count_stored_tensors() -> ReportSection:
     """Return the tensors that five strategies store for backward, and the memory that in-place norms save (Figure 2).
 
-    The memory of section 5 is measured on the same block.
+    The memory of section 5 is measured on the same block. It counts all tensors held between forward and backward.
     """
-    section = Section(
-        "figure2", "Figure 2: tensors stored for backward by norm, activation and convolution",
-        f"The five strategies in plain torch operations: {WIDTH} channels, {SIDE}^2 pixels, {batch} images, a 3x3 "
-        f"convolution in {GROUPS} groups. Stored tensors with one value per pixel are identified by their values. "
-        "The memory that InPlace-ABN I saves counts all tensors held between forward and backward.",
-    )  # fmt: skip
-    x = torch.randn(batch, WIDTH, SIDE, SIDE)
+    section = ReportSection("figure2", "Figure 2: tensors stored for backward by norm, activation and convolution")
+    x = torch.randn(BATCH, WIDTH, SIDE, SIDE)
     held = {}
     for strategy, what in STRATEGIES.items():
         block = Block(WIDTH, GROUPS, strategy)
-        number, names = published("inplace_abn", f"figure2/{strategy}"), stored_names(block, x)
+        number, names = published_number("inplace_abn", f"figure2/{strategy}"), stored_names(block, x)
         is_same = set(names) == set(str(number.value).removeprefix("only ").split(" and "))
         text = str(number.value) if is_same else " and ".join(names)
         section.add(what, text, number)
-        held[strategy] = count_memory(forward_of(block, x), block.parameters()).held / x.nbytes
+        held[strategy] = count_memory(forward_of_block(block, x), block.parameters()).held / x.nbytes
     saved = 100 * (1 - held["inplace_1"] / held["standard"])
-    section.add("memory saved by InPlace-ABN I", saved, published("inplace_abn", "section5/memory"))
+    section.add("memory saved by InPlace-ABN I", saved, published_number("inplace_abn", "section5/memory"))
     return section
 
 
@@ -105,61 +98,55 @@ def stored_names(block: Block, x: Tensor) -> list[str]:
             for each in maps]  # fmt: skip
 
 
-def forward_of(block: Callable[[Tensor], Tensor], x: Tensor) -> Callable[[], Tensor]:
+def forward_of_block(block: Callable[[Tensor], Tensor], x: Tensor) -> Callable[[], Tensor]:
     """Return a forward pass with an operation before the block; the operation after it does not save its output."""
     token, weights = torch.ones((), requires_grad=True), torch.randn_like(x)
     return lambda: (block(x * token) * weights).sum()
 
 
-def spec_of(arch: str, input_3x3: bool) -> NetworkSpec:
+def paper_spec(arch: str, input_3x3: bool) -> NetworkSpec:
     """Return the spec of one of `NETWORKS`."""
     return NetworkSpec(arch=arch, options={"input_3x3": True} if input_3x3 else {})
 
 
 @measures("inplace_abn", "Abstract")
-def count_network_memory(networks: Mapping[str, bool] = NETWORKS, batch: int = 64) -> Section:
+def count_network_memory(networks: Mapping[str, bool] = NETWORKS, batch: int = 64) -> ReportSection:
     """Return the memory that in-place norms save in whole networks: the abstract.
+
+    Bytes held between forward and backward are counted on the meta device.
 
     Args:
     - `networks`: architectures, and whether their stem is three 3x3 convolutions.
     - `batch`: images of a step.
     """
-    section = Section(
-        "abstract", "Abstract: memory saved in whole networks",
-        f"Bytes of all tensors held between forward and backward of a training step with {batch} images of 224 pixels, "
-        "counted on the meta device, relative to PyTorch's BatchNorm2d with an in-place leaky ReLU. "
-        f"{PLAIN_IABN}: the networks of 2018. iABN: the defaults of this package.",
-    )  # fmt: skip
-    saved: dict[str, dict[str, float]] = {name: {} for name in IN_PLACE}
+    section = ReportSection("abstract", "Abstract: memory saved in whole networks")
+    saved: dict[str, dict[str, float]] = {name: {} for name in INPLACE_STRATEGIES}
     for arch, input_3x3 in networks.items():
-        setup = Setup(spec_of(arch, input_3x3), batch, IMAGE_SIZE, device=torch.device("meta"))
+        setup = Setup(paper_spec(arch, input_3x3), batch, IMAGE_SIZE, device=torch.device("meta"))
         held = {}
         for strategy in EAGER:
-            if strategy.name in (BASELINE, *IN_PLACE):
+            if strategy.name in (BASELINE, *INPLACE_STRATEGIES):
                 model = strategy.build(setup)
                 held[strategy.name] = count_memory(setup.forward_of(model), model.parameters()).held
         for name, of_networks in saved.items():
             of_networks[arch] = 100 * (1 - held[name] / held[BASELINE])
-    for name in IN_PLACE:
+    for name in INPLACE_STRATEGIES:
         arch = max(saved[name], key=saved[name].__getitem__)
-        number = published("inplace_abn", "abstract/memory")
+        number = published_number("inplace_abn", "abstract/memory")
         section.add(f"largest of all networks: {arch}, {name}", saved[name][arch], number)
     return section
 
 
 @measures("inplace_abn", "Section 4.1")
-def measure_batches() -> Section:
-    """Return the largest ImageNet batches with standard and with in-place norms: section 4.1."""
-    section = Section(
-        "section4.1", "Section 4.1: batches that fit",
-        f"The largest number of images of {IMAGE_SIZE} pixels that {GPUS} GPUs of {GPU_BYTES / 1e9:g} GB can train "
-        "with, using SGD with momentum in float32. Bytes of parameters, momentum, gradients, images and all tensors of "
-        "a step are counted on the meta device. Scratch memory of convolutions, which depends on the GPU, and memory "
-        "of the framework itself are not counted.",
-    )  # fmt: skip
-    for (arch, name), key in BATCHES.items():
-        setup = Setup(spec_of(arch, NETWORKS[arch]), batch=2, size=IMAGE_SIZE)
+def measure_batches() -> ReportSection:
+    """Return the largest ImageNet batches with standard and with in-place norms: section 4.1.
+
+    The memory of the framework itself is not counted (see `MemoryPrediction`).
+    """
+    section = ReportSection("section4.1", "Section 4.1: batches that fit")
+    for (arch, name), key in BATCH_KEYS.items():
+        setup = Setup(paper_spec(arch, NETWORKS[arch]), batch=2, size=IMAGE_SIZE)
         (strategy,) = (strategy for strategy in EAGER if strategy.name == name)
         images = GPUS * MemoryPrediction(setup, strategy).largest_batch(GPU_BYTES)
-        section.add(f"{arch}, {name}: largest batch", images, published("inplace_abn", f"section4.1/{key}"))
+        section.add(f"{arch}, {name}: largest batch", images, published_number("inplace_abn", f"section4.1/{key}"))
     return section

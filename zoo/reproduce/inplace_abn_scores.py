@@ -9,47 +9,32 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from zoo.data.imagenet import NUM_VAL_IMAGES
-from zoo.reproduce.comparison import Comparison, Section
+from zoo.reproduce.comparison import Comparison, ReportSection
 from zoo.reproduce.error_rates import needs_training
 from zoo.reproduce.measurements import measures
 from zoo.reproduce.published_numbers import PublishedNumber, published_numbers
 
 ImageNetRows = Sequence[Mapping[str, Any]]  # rows of imagenet.json, written by `zoo reproduce imagenet`
-IMAGENET_SETTING = (
-    "Top-1 and top-5 of the published weights on the ImageNet validation set, in percent, as `zoo reproduce imagenet` "
-    f"scores them. Underpowered: on a part of the {NUM_VAL_IMAGES:,} images. The spread is the sampling error for the "
-    "number of images; the same weights on the same images differ by less."
-)
 NO_LABELS = "the labels of the test images are not public; the owners' server scores them"
 
 
 @measures("inplace_abn", "Table 1", given="scores")
-def report_imagenet_scores(rows: ImageNetRows) -> Section:
+def report_imagenet_scores(rows: ImageNetRows) -> ReportSection:
     """Return the left half of Table 1."""
-    return Section(
-        "table1_scores", "Table 1, left: scores on ImageNet", IMAGENET_SETTING, [*_imagenet("table1/", rows)]
-    )
+    return ReportSection("table1_scores", "Table 1, left: scores on ImageNet", _imagenet("table1/", rows))
 
 
 @measures("inplace_abn", "README", given="scores")
-def report_readme_scores(rows: ImageNetRows) -> Section:
+def report_readme_scores(rows: ImageNetRows) -> ReportSection:
     """Return the scores of the networks that are in the README of the authors' code, but not in the paper."""
-    return Section(
-        "readme", "README of the authors' code: further networks", IMAGENET_SETTING,
-        [*_imagenet("readme/", rows), *_segmentation("readme/")],
-        ["`zoo validate wider_resnet38_deeplab_vistas DATA` scores the network for Mapillary Vistas on validation "
-         "images, for which no score is published"],
-    )  # fmt: skip
+    comparisons = [*_imagenet("readme/", rows), *_segmentation("readme/")]
+    return ReportSection("readme", "README of the authors' code: further networks", comparisons)
 
 
 @measures("inplace_abn", "Table 2")
-def report_segmentation_scores() -> Section:
+def report_segmentation_scores() -> ReportSection:
     """Return the scores of Table 2, with the command that each of them needs."""
-    return Section(
-        "table2_scores", "Table 2: mean intersection over union",
-        "Scores of whole validation images at one scale, in percent. The training command also scores; nothing was "
-        "trained here.", [*_segmentation("table2/")],
-    )  # fmt: skip
+    return ReportSection("table2_scores", "Table 2: mean intersection over union", [*_segmentation("table2/")])
 
 
 def compare_imagenet_scores(rows: ImageNetRows, prefix: str = "") -> Iterator[tuple[tuple[str, str], Comparison]]:

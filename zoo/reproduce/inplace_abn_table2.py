@@ -16,9 +16,9 @@ from zoo.benchmark.strategies import BASELINE, EAGER, Strategy, choose_strategie
 from zoo.config.architectures import LEAN, architecture
 from zoo.config.network import NetworkSpec
 from zoo.config.parse import load_experiment
-from zoo.reproduce.comparison import Comparison, Section
+from zoo.reproduce.comparison import Comparison, ReportSection
 from zoo.reproduce.measurements import measures
-from zoo.reproduce.published_numbers import PublishedNumber, published, published_numbers
+from zoo.reproduce.published_numbers import PublishedNumber, published_number, published_numbers
 
 logger = logging.getLogger(__name__)
 
@@ -30,41 +30,31 @@ COLUMNS = (
     "cityscapes_resnext101", "coco_stuff_resnext101", "cityscapes_wider_resnet38", "coco_stuff_wider_resnet38",
 )  # fmt: skip
 PLAIN_IABN = "iABN plain"  # the networks of 2018
-IN_PLACE = (PLAIN_IABN, "iABN")  # the networks of 2018, and the defaults of this package
+INPLACE_STRATEGIES = (PLAIN_IABN, "iABN")  # the networks of 2018, and the defaults of this package
 
 
 @measures("inplace_abn", "Table 2")
-def measure_memory_gains(setups: Mapping[str, Setup] | None = None) -> Section:
-    """Return the most pixels that each strategy trains with in the memory of the first row.
+def measure_memory_gains(setups: Mapping[str, Setup] | None = None) -> ReportSection:
+    """Return the most pixels that each strategy trains with in the memory of the first row, on one GPU.
+
+    Published percentages are pixels of a batch over the pixels of the first row. The loss is the same for all
+    strategies: it upsamples the logits of one image at a time, in forward and again in backward; the paper's loss
+    presumably stored the logits of the whole batch.
 
     ``setups`` are the first row on one GPU by the names in `COLUMNS`; by default, the experiments of these names.
     """
     setups = {name: first_row(name) for name in COLUMNS} if setups is None else setups
-    section = Section(
-        "table2", "Table 2: pixels per batch in the same memory",
-        f"DeepLabV3 at output stride {STRIDE}, trained with SGD and momentum in float32 on {GPUS} GPUs. The available "
-        "memory is what std-BN needs (BatchNorm2d with an in-place leaky ReLU) for its row of the table on one "
-        f"GPU. Fixed crop: more crops on each GPU. Fixed batch: a larger side, a multiple of {STRIDE}. Bytes of "
-        "parameters, momentum, gradients, images, label maps and all tensors of a step, including its loss at full "
-        "resolution, are counted on the meta device. Scratch memory of convolutions is not counted; it depends on the "
-        "GPU.",
-    )  # fmt: skip
+    section = ReportSection("table2", "Table 2: pixels per batch in the same memory")
     for name, setup in setups.items():
         comparisons, panel = _measure_case(name, setup)
         section.comparisons += comparisons
         section.panels.append(panel)
     regime, column = REGIMES[0], next(iter(setups))  # the cell of Table 2 with the largest published gain
-    most = published("inplace_abn", "section1/throughput")
+    most = published_number("inplace_abn", "section1/throughput")
     section.comparisons += [
         replace(each, what=f"largest published gain: {each.what}", published=most)
         for each in section.comparisons
-        if each.what in [f"{column}, {regime}: {strategy}" for strategy in IN_PLACE]
-    ]
-    section.notes += [
-        "published percentages are pixels of a batch over the pixels of the first row; all eight follow from the "
-        "printed numbers and sizes of crops",
-        "the loss is the same for all strategies: it upsamples the logits of one image at a time, in forward and again "
-        "in backward; the paper's loss presumably stored the logits of the whole batch",
+        if each.what in [f"{column}, {regime}: {strategy}" for strategy in INPLACE_STRATEGIES]
     ]
     return section
 
@@ -95,7 +85,7 @@ def _measure_case(name: str, setup: Setup) -> tuple[list[Comparison], Panel]:
         logger.info("%s, %s", name, strategy)
         batch = prediction.largest_batch(memory_bytes)
         size = prediction.largest_size(memory_bytes, STRIDE)
-        if strategy in IN_PLACE:
+        if strategy in INPLACE_STRATEGIES:
             for regime, largest in zip(REGIMES, ((batch, setup.size), (setup.batch, size)), strict=True):
                 comparisons += _compare_largest(name, regime, strategy, setup, *largest)
         batches = sorted({2, setup.batch, batch} - {0})

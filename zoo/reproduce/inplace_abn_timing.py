@@ -15,10 +15,10 @@ from zoo.benchmark.results import median_and_spread
 from zoo.benchmark.variants import Block
 from zoo.models.resnext import GROUPS
 from zoo.remat.memory_use import clear_gradients
-from zoo.remat.timing import Clock, Step, keep_heap, ratios, time_interleaved
-from zoo.reproduce.comparison import Comparison, Section
+from zoo.remat.timing import Clock, TimedStep, keep_heap, ratios, time_interleaved
+from zoo.reproduce.comparison import Comparison, ReportSection
 from zoo.reproduce.measurements import measures
-from zoo.reproduce.published_numbers import published
+from zoo.reproduce.published_numbers import published_number
 
 # Channels and side of the maps in the bottlenecks of ResNeXt-101's four modules, for images of 224 pixels.
 MODULES = {"CONV1": (128, 56), "CONV2": (256, 28), "CONV3": (512, 14), "CONV4": (1024, 7)}
@@ -35,10 +35,11 @@ def measure_overheads(
     batch: int = BATCH,
     rounds: int = ROUNDS,
     sample_s: float = SAMPLE_S,
-) -> Section:
-    """Return the overhead of InPlace-ABN I over the standard block.
+) -> ReportSection:
+    """Return the overhead of InPlace-ABN I over the standard block, on one thread of a CPU.
 
-    Configures malloc to keep freed memory, see `keep_heap`.
+    The paper measured on a Titan Xp, and does not say which convolution its block has; here it keeps the number of
+    channels. Differences are taken within a round. Configures malloc to keep freed memory, see `keep_heap`.
 
     Args:
     - `modules`: channels and side of the maps, by the name of the module.
@@ -46,7 +47,8 @@ def measure_overheads(
     - `rounds`: interleaved timings of each strategy.
     - `sample_s`: minimum duration of a sample in seconds.
     """
-    allocator, seconds = keep_heap(), {}
+    keep_heap()
+    seconds = {}
     with one_thread():
         clock = Clock(torch.device("cpu"))
         for name, (channels, side) in modules.items():
@@ -55,20 +57,7 @@ def measure_overheads(
                 strategy: block_step(Block(channels, GROUPS, strategy), x, dout) for strategy in (STANDARD, INPLACE_1)
             }
             seconds[name] = time_interleaved(steps, clock, rounds=rounds, min_sample_s=sample_s)
-    shapes = ", ".join(f"{name} {channels} x {side}^2" for name, (channels, side) in modules.items())
-    section = Section(
-        "section4.3", "Section 4.3 and Table 1, right: time of a block",
-        "Forward and backward of norm, activation and convolution in plain torch operations, in float32, on one "
-        f"thread of a CPU (in the paper, on a Titan Xp), with {batch} images. The "
-        f"bottlenecks in the four modules of ResNeXt-101 have these channels and pixels: {shapes}. "
-        f"The 3x3 convolution has {GROUPS} groups. Median and interquartile range of {rounds} rounds; both blocks are "
-        f"timed in each round, and differences are taken within a round. {clock.description}; {allocator}.",
-    )  # fmt: skip
-    section.comparisons = compare_claims(seconds)
-    section.notes.append(
-        "the paper does not say which convolution its block has; this one keeps the number of channels"
-    )
-    return section
+    return ReportSection("section4.3", "Section 4.3 and Table 1, right: time of a block", compare_claims(seconds))
 
 
 @contextmanager
@@ -82,7 +71,7 @@ def one_thread() -> Iterator[None]:
         torch.set_num_threads(threads)
 
 
-def block_step(block: nn.Module, x: Tensor, dout: Tensor) -> Step:
+def block_step(block: nn.Module, x: Tensor, dout: Tensor) -> TimedStep:
     """Return forward and backward of a block, including the gradients of its input and its parameters."""
     x = x.detach().requires_grad_()
 
@@ -91,7 +80,7 @@ def block_step(block: nn.Module, x: Tensor, dout: Tensor) -> Step:
             block(x).backward(dout)
             clear_gradients([x, *block.parameters()])
 
-    return Step(run)
+    return TimedStep(run)
 
 
 def compare_claims(seconds: Mapping[str, Seconds]) -> list[Comparison]:
@@ -103,7 +92,7 @@ def compare_claims(seconds: Mapping[str, Seconds]) -> list[Comparison]:
     by_value = sorted(overheads, key=overheads.__getitem__)
     comparisons = []
     for name, key in ((by_value[0], "least"), (by_value[-1], "most")):
-        number = published("inplace_abn", f"section4.3/overhead_inplace_{key}")
+        number = published_number("inplace_abn", f"section4.3/overhead_inplace_{key}")
         value, spread = overheads[name]
         what = f"{INPLACE_1} over standard, {key}: {name}"
         comparisons.append(Comparison(what, value, number, n=len(seconds[name][STANDARD]), spread=spread))

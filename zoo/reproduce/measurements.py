@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Literal, NamedTuple, TypeVar
 
-from zoo.reproduce.comparison import Section
+from zoo.reproduce.comparison import ReportSection
 from zoo.reproduce.published_numbers import published_numbers
 
 Given = Literal["", "runs", "scores"]
-Function = TypeVar("Function", bound=Callable[..., Section])
+Function = TypeVar("Function", bound=Callable[..., ReportSection])
 
 
 class Measurement(NamedTuple):
@@ -17,7 +17,7 @@ class Measurement(NamedTuple):
 
     paper: str
     item: str
-    function: Callable[..., Section]
+    function: Callable[..., ReportSection]
     given: Given
 
 

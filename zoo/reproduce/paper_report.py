@@ -14,12 +14,12 @@ from typing import Any
 from zoo.benchmark.plot_style import Line, Panel, draw_panels
 from zoo.errors import ConfigError
 from zoo.files import write_bytes, write_json
-from zoo.reproduce.comparison import Comparison, Section
+from zoo.reproduce.comparison import Comparison, ReportSection
 from zoo.reproduce.published_numbers import PublishedNumber, published_numbers
 
 
 def write_report(
-    folder: Path, header: Mapping[str, Any], sections: Sequence[Section], *, with_plots: bool
+    folder: Path, header: Mapping[str, Any], sections: Sequence[ReportSection], *, with_plots: bool
 ) -> list[str]:
     """Write PAPER.json and, ``with_plots``, the plots of the ``sections``; return the names of these files.
 
@@ -34,7 +34,7 @@ def write_report(
     return [f"{name}.json", *drawn]
 
 
-def read_report(folder: Path, paper: str) -> list[Section]:
+def read_report(folder: Path, paper: str) -> list[ReportSection]:
     """Return the sections of PAPER.json in ``folder``, none if there is no such file.
 
     Numbers that are not published any more are left out. Raises ConfigError for a file of another kind.
@@ -50,7 +50,7 @@ def read_report(folder: Path, paper: str) -> list[Section]:
         ) from error
 
 
-def sections_of(paper: str, content: Mapping[str, Any]) -> list[Section]:
+def sections_of(paper: str, content: Mapping[str, Any]) -> list[ReportSection]:
     """Return the sections in the ``content`` of PAPER.json."""
     numbers = {number.id: number for number in published_numbers(paper).values()}
     return [_from_json(each, numbers) for each in content["sections"]]
@@ -61,7 +61,7 @@ def plot_name(name: str, key: str) -> str:
     return f"{name}_{key}.png"
 
 
-def _to_json(section: Section) -> dict[str, Any]:
+def _to_json(section: ReportSection) -> dict[str, Any]:
     """Return the section's fields, with the comparisons under the key "figures"."""
     content = asdict(replace(section, comparisons=[]))
     del content["comparisons"]
@@ -78,14 +78,14 @@ def _comparison_to_json(comparison: Comparison) -> dict[str, Any]:
     return {**content, "published": comparison.published.id, "value": comparison.published.text}
 
 
-def _from_json(content: Mapping[str, Any], numbers: Mapping[str, PublishedNumber]) -> Section:
+def _from_json(content: Mapping[str, Any], numbers: Mapping[str, PublishedNumber]) -> ReportSection:
     comparisons = []
     for each in content["figures"]:
         if each["published"] in numbers:
             facts = {key: value for key, value in each.items() if key != "value"}
             comparisons.append(Comparison(**{**facts, "published": numbers[each["published"]]}))
     rest = {key: value for key, value in content.items() if key not in ("figures", "panels")}
-    return Section(**rest, comparisons=comparisons, panels=[_panel(each) for each in content["panels"]])
+    return ReportSection(**rest, comparisons=comparisons, panels=[_panel(each) for each in content["panels"]])
 
 
 def _panel(content: Mapping[str, Any]) -> Panel:

@@ -39,7 +39,7 @@ class PublishedNumber(BaseModel):
       description of the figure.
     - `place`: location of the quotation, such as "Table 3, row ResNet-32" or "authors' notebook 4, cell 6".
     - `evidence`: kind of evidence that a measurement of this number is. It sets the tolerance, see
-      `zoo.reproduce.comparison.RULES`.
+      `zoo.reproduce.comparison.CRITERIA`.
     - `at_least`, `at_most`: bounds of the measured value, for a statement or for a published bound or range.
     - `better`: direction in which a measured value is better than published; by default as in `BETTER`.
     - `network`: network or experiment of this package; "" for none.
@@ -102,6 +102,6 @@ def published_numbers(paper: str) -> dict[str, PublishedNumber]:
     return {key: PublishedNumber(**number, id=f"{paper}/{key}") for key, number in content.items()}
 
 
-def published(paper: str, key: str) -> PublishedNumber:
+def published_number(paper: str, key: str) -> PublishedNumber:
     """Return one number of a paper; raises KeyError for an unknown key."""
     return published_numbers(paper)[key]

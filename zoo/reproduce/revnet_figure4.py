@@ -7,15 +7,14 @@ Tested by tests/reproduce/test_revnet.py.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 from zoo.benchmark.plot_style import Line, Panel
 from zoo.config.parse import load_experiment
-from zoo.reproduce.comparison import RULES, Comparison, Section
+from zoo.reproduce.comparison import CRITERIA, Comparison, ReportSection
 from zoo.reproduce.error_rates import facts_of, needs_training
 from zoo.reproduce.measurements import measures
-from zoo.reproduce.published_numbers import published
+from zoo.reproduce.published_numbers import published_number
 from zoo.reproduce.training_runs import TrainingRun
 
 CIFAR_EXPERIMENT = "revnet164_cifar10"
@@ -23,17 +22,10 @@ LONG_CIFAR_EXPERIMENT = "revnet164_cifar10_longer"  # longer by the published nu
 
 
 @measures("revnet", "Figure 4", given="runs")
-def report_reconstruction(runs: Sequence[TrainingRun]) -> Section:
+def report_reconstruction(runs: Sequence[TrainingRun]) -> ReportSection:
     """Return Figure 4: the angles of runs that reconstruct activations, and the length of a stable training."""
-    section = Section(
-        "figure4", "Figure 4: reconstructed and stored activations",
-        "Angle between the gradients of a batch from stored and from reconstructed activations, with the same weights: "
-        "2 arcsin(|u - v| / 2) of the unit vectors.",
-    )  # fmt: skip
+    section = ReportSection("figure4", "Figure 4: reconstructed and stored activations")
     metered = [run for run in runs if run.angles and not run.is_stored]
-    for name in dict.fromkeys(run.experiment for run in metered):
-        largest = max(_largest_angle(run) for run in metered if run.experiment == name)
-        section.notes.append(f"{name}: the largest angle is {largest:.2g} degrees")
     if metered:
         lines = [_angle_line(run) for run in metered]
         section.panels.append(Panel("gradients", "training step", "angle, degrees", lines, y_log=True))
@@ -46,18 +38,14 @@ def _angle_line(run: TrainingRun) -> Line:
     return run.line([angle["step"] for angle in known], [float(angle["degrees"]) for angle in known])
 
 
-def _largest_angle(run: TrainingRun) -> float:
-    return max(math.inf if angle["degrees"] is None else float(angle["degrees"]) for angle in run.angles)
-
-
 def _compare_length(runs: Sequence[TrainingRun]) -> Comparison:
     """Return the number of epochs after the regular training during which the error is stable."""
-    number = published("revnet", "figure4/more_epochs")
+    number = published_number("revnet", "figure4/more_epochs")
     finished = [run for run in runs if run.is_finished]
     if not finished:
         return needs_training(number.quantity, number, LONG_CIFAR_EXPERIMENT, runs)
     regular = load_experiment(CIFAR_EXPERIMENT).optimizer.schedule.epochs
     change = max(run.top1[regular - 1] - run.top1[-1] for run in finished)
-    stable = finished[0].num_epochs - regular if change <= RULES["accuracy trained"].tolerance else 0
+    stable = finished[0].num_epochs - regular if change <= CRITERIA["accuracy trained"].tolerance else 0
     facts = facts_of(finished) | {"spread": 0.0}
     return Comparison(number.quantity, stable, number, note=f"the error changes by {change:+.2f} points", **facts)

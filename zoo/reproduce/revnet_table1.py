@@ -22,10 +22,10 @@ from zoo.layers.reversible import ReversibleBlock, ReversibleSequential
 from zoo.layers.revnet_blocks import build_preact_branch
 from zoo.remat.memory_use import measure_memory
 from zoo.remat.timing import Clock, ratios, time_interleaved, training_step
-from zoo.reproduce.comparison import Section
+from zoo.reproduce.comparison import ReportSection
 from zoo.reproduce.measurements import measures
 from zoo.reproduce.paper_networks import build_for_training, forward_of
-from zoo.reproduce.published_numbers import published
+from zoo.reproduce.published_numbers import published_number
 from zoo.torch_internals.dispatch import TorchDispatchMode
 
 DEPTHS = (4, 16, 36, 100)
@@ -47,13 +47,9 @@ class Cost(NamedTuple):
 
 
 @measures("revnet", "Section 3.2")
-def measure_operations() -> Section:
-    """Return the multiplications and additions of a step (section 3.2)."""
-    section = Section(
-        "section3.2", "Section 3.2: operations of a training step",
-        "Counted operations of convolutions and classifier in a step of ResNet-32 and of RevNet-38. N: the forward "
-        "pass of the same network. Checkpointing: calls of F and G in a chain, see Table 1.",
-    )  # fmt: skip
+def measure_operations() -> ReportSection:
+    """Return the multiplications and additions of a step (section 3.2), in forward passes of the same network."""
+    section = ReportSection("section3.2", "Section 3.2: operations of a training step")
     (forward, backward), (rev_forward, rev_backward), (_, stored_backward) = (
         count_operations(build_for_training(name, "meta", memory=memory))
         for name, memory in (("resnet32_cifar", "plain"), ("revnet38_cifar", "auto"), ("revnet38_cifar", "plain"))
@@ -69,79 +65,71 @@ def measure_operations() -> Section:
         "overhead_gpu": ("RevNet-38: overhead, if backward takes as long as forward", 100 * again / 2),
     }
     for key, (what, measured) in found.items():
-        section.add(what, measured, published("revnet", f"section3.2/{key}"))
+        section.add(what, measured, published_number("revnet", f"section3.2/{key}"))
     return section
 
 
 @measures("revnet", "Table 1")
-def measure_complexity(depths: Sequence[int] = DEPTHS) -> Section:
-    """Return the growth of memory and computation of a chain with its number of blocks (Table 1)."""
-    costs, (low, high) = _chain_costs(depths), depths[-2:]
-    section = Section(
-        "table1", "Table 1: memory and computation against depth",
-        f"A chain of L additive blocks; F and G are two 3x3 convolutions on {HALF_CHANNELS} channels; {BATCH} maps of "
-        f"{SIZE} pixels; L = {', '.join(map(str, depths))}. Memory: peak of a step without the gradients of the "
-        "parameters. Computation: counted calls of F and G. Both are given as the exponent p of L^p from "
-        f"{low} to {high} blocks.",
-    )  # fmt: skip
+def measure_complexity() -> ReportSection:
+    """Return the growth of memory and computation of a chain with its number of blocks L (Table 1).
+
+    Memory is the peak of a step without the gradients of the parameters, and computation the calls of F and G. Both are
+    given as the exponent p of L^p between the last two depths.
+    """
+    costs, (low, high) = _chain_costs(DEPTHS), DEPTHS[-2:]
+    section = ReportSection("table1", "Table 1: memory and computation against depth")
     for name, row in KEY_BY_STRATEGY.items():
         peaks = [cost.peak for cost in costs[name]]
-        calls = [cost.calls * depth for cost, depth in zip(costs[name], depths, strict=True)]
+        calls = [cost.calls * depth for cost, depth in zip(costs[name], DEPTHS, strict=True)]
         for column, values in (("memory", peaks), ("computation", calls)):
-            number = published("revnet", f"table1/{row}/{column}")
+            number = published_number("revnet", f"table1/{row}/{column}")
             exponent = math.log(values[-1] / values[-2]) / math.log(high / low)
             section.add(f"{name}: exponent of the {column}", exponent, number)
     return section
 
 
 @measures("revnet", "Section 4")
-def measure_layer_costs() -> Section:
-    """Return the cost of a step, if forward and backward through a layer cost 1 each (section 4)."""
-    section = Section(
-        "section4", "Section 4: cost of a step for each layer",
-        f"The chains of Table 1, L = {DEPTHS[-1]}. Computation: counted calls of F and G, plus one backward pass. "
-        "Memory: the peak, in units of the bytes that a block adds to the peak of a chain that stores activations.",
-    )  # fmt: skip
+def measure_layer_costs() -> ReportSection:
+    """Return the cost of a step of the deepest chain, if forward and backward through a layer cost 1 each (section 4).
+
+    The unit of memory is the bytes that a block adds to the peak of a chain that stores activations.
+    """
+    section = ReportSection("section4", "Section 4: cost of a step for each layer")
     costs = _chain_costs(DEPTHS)
     for name in ("naive", "checkpoint sqrt(L)", "reversible"):
-        number = published("revnet", f"section4/{KEY_BY_STRATEGY[name]}/computation")
+        number = published_number("revnet", f"section4/{KEY_BY_STRATEGY[name]}/computation")
         section.add(f"{name}: passes of a step", costs[name][-1].calls + 1, number)
     low, high = costs["naive"][-2:]
     block = (high.peak - low.peak) / (DEPTHS[-1] - DEPTHS[-2])
     layers = costs["checkpoint sqrt(L)"][-1].peak / block / math.sqrt(DEPTHS[-1])
-    section.add("checkpoint sqrt(L): memory over sqrt(L)", layers, published("revnet", "section4/checkpointing/memory"))
+    section.add(
+        "checkpoint sqrt(L): memory over sqrt(L)", layers, published_number("revnet", "section4/checkpointing/memory")
+    )
     return section
 
 
 @measures("revnet", "Section 5.1")
-def measure_passes() -> Section:
-    """Return the cost of a step in forward passes (section 5.1)."""
-    section = Section(
-        "section5.1", "Section 5.1: forward passes of a step",
-        f"The chains of Table 1, L = {DEPTHS[-1]}: counted calls of F and G, plus 2N for the gradients.",
-    )  # fmt: skip
+def measure_passes() -> ReportSection:
+    """Return the cost of a step of the deepest chain in forward passes, of which the gradients take 2 (section 5.1)."""
+    section = ReportSection("section5.1", "Section 5.1: forward passes of a step")
     costs = _chain_costs(DEPTHS)
     for name, key in (("reversible", "algorithm1"), ("naive", "ordinary")):
-        number = published("revnet", f"section5.1/{key}")
+        number = published_number("revnet", f"section5.1/{key}")
         section.add(f"{name}: forward passes of a step", costs[name][-1].calls + 2, number)
     return section
 
 
 @measures("revnet", "Section 5.2")
-def measure_update_cost() -> Section:
+def measure_update_cost() -> ReportSection:
     """Return the ratio of the step times with reconstructed and with stored activations (section 5.2)."""
-    section = Section(
-        "section5.2", "Section 5.2: time of a step",
-        f"Interleaved timings of forward and backward of {TIMED_NETWORK} with {TIMED_BATCH} random images on this CPU; "
-        f"median and interquartile range of {ROUNDS} ratios.",
-    )  # fmt: skip
+    section = ReportSection("section5.2", "Section 5.2: time of a step")
     models = {memory: build_for_training(TIMED_NETWORK, memory=memory) for memory in ("auto", "plain")}
     steps = {
         memory: training_step(forward_of(model, TIMED_BATCH, CIFAR_SIZE), model) for memory, model in models.items()
     }
     seconds = time_interleaved(steps, Clock(torch.device("cpu")), rounds=ROUNDS)
     ratio, spread = median_and_spread(ratios(seconds["auto"], seconds["plain"]))
-    number = published("revnet", "section5.2/update_cost")
+    number = published_number("revnet", "section5.2/update_cost")
     section.add("reconstructed over stored", ratio, number, n=ROUNDS, spread=spread)
     return section
 
@@ -206,7 +194,7 @@ class _CheckpointedRecursively(nn.Module):
         return second(checkpoint(first, x))
 
 
-STRATEGIES: dict[str, Callable[[Sequence[nn.Module]], nn.Module]] = {
+CHAIN_STRATEGIES: dict[str, Callable[[Sequence[nn.Module]], nn.Module]] = {
     "naive": lambda blocks: ReversibleSequential(blocks, store=True),
     "checkpoint sqrt(L)": lambda blocks: _Checkpointed(blocks, math.isqrt(len(blocks))),
     "checkpoint recursively": _CheckpointedRecursively,
@@ -222,7 +210,7 @@ KEY_BY_STRATEGY = {
 @cache
 def _chain_costs(depths: Sequence[int]) -> dict[str, list[Cost]]:
     """Return the costs of each strategy at each depth."""
-    return {name: [measure_cost(strategy, depth) for depth in depths] for name, strategy in STRATEGIES.items()}
+    return {name: [measure_cost(strategy, depth) for depth in depths] for name, strategy in CHAIN_STRATEGIES.items()}
 
 
 def measure_cost(strategy: Callable[[Sequence[nn.Module]], nn.Module], depth: int) -> Cost:

@@ -17,11 +17,11 @@ from zoo.benchmark.strategies import Strategy
 from zoo.config.network import NetworkSpec
 from zoo.layers.reversible import ReversibleBlock
 from zoo.layers.revnet_blocks import TransitionBlock
-from zoo.reproduce.comparison import Section
+from zoo.reproduce.comparison import ReportSection
 from zoo.reproduce.error_rates import command_of, compare_errors, report_errors
 from zoo.reproduce.measurements import measures
 from zoo.reproduce.paper_networks import build_for_training, count_parameters, forward_of, held_bytes
-from zoo.reproduce.published_numbers import PublishedNumber, published, published_numbers
+from zoo.reproduce.published_numbers import PublishedNumber, published_number, published_numbers
 from zoo.reproduce.training_runs import TrainingRun
 from zoo.torch_internals.data import NormBase
 
@@ -55,9 +55,9 @@ DEEP_BATCH = 2
 
 
 @measures("revnet", "Table 2")
-def measure_parameters() -> Section:
+def measure_parameters() -> ReportSection:
     """Return Table 2: number of parameters of the networks."""
-    section = Section("table2", "Table 2: parameters", "Trainable parameters, counted.")
+    section = ReportSection("table2", "Table 2: parameters")
     for number in _of_item("Table 2"):
         classes = int(number.id.rpartition("_")[2])
         count = count_parameters(build_for_training(number.network, "meta", num_classes=classes))
@@ -66,26 +66,25 @@ def measure_parameters() -> Section:
 
 
 @measures("revnet", "Table 3", given="runs")
-def report_cifar_errors(runs: Sequence[TrainingRun]) -> Section:
+def report_cifar_errors(runs: Sequence[TrainingRun]) -> ReportSection:
     """Return Table 3."""
     return report_errors("table3", "Table 3: test error on CIFAR", CIFAR_ERRORS, runs)
 
 
 @measures("revnet", "Table 4", given="runs")
-def report_imagenet_errors(runs: Sequence[TrainingRun]) -> Section:
+def report_imagenet_errors(runs: Sequence[TrainingRun]) -> ReportSection:
     """Return Table 4."""
     return report_errors("table4", "Table 4: test error on ImageNet", IMAGENET_ERRORS, runs)
 
 
 @measures("revnet", "Section 5.2", given="runs")
-def report_differences(runs: Sequence[TrainingRun]) -> Section:
-    """Return the differences between the test errors of RevNets and their ResNets (section 5.2)."""
-    section = Section(
-        "section5.2_errors", "Section 5.2: test errors of RevNets compared with ResNets",
-        "Mean test error of a RevNet's finished runs minus the mean of its ResNet's runs, in points. The largest "
-        "difference of all pairs of Tables 3 and 4 should be at most the published one.",
-    )  # fmt: skip
-    number = published("revnet", "section5.2/underperforms_by")
+def report_differences(runs: Sequence[TrainingRun]) -> ReportSection:
+    """Return the differences between the test errors of RevNets and their ResNets (section 5.2).
+
+    The largest difference of all pairs of Tables 3 and 4 should be at most the published one.
+    """
+    section = ReportSection("section5.2_errors", "Section 5.2: test errors of RevNets compared with ResNets")
+    number = published_number("revnet", "section5.2/underperforms_by")
     finished = {
         name: [
             run for run in runs if run.experiment == name and run.is_finished and not (run.is_stored and name in PAIRS)
@@ -106,14 +105,14 @@ def report_differences(runs: Sequence[TrainingRun]) -> Section:
 
 
 @measures("revnet", "Table 5")
-def measure_imagenet_memory(size: int = SIZE) -> Section:
-    """Return Table 5: bytes of parameters and activations for images of ``size`` pixels, counted on the meta device."""
-    section = Section(
-        "table5", "Table 5: memory for ImageNet",
-        f"float32, images of {size} pixels. Activations: bytes held between forward and backward, counted for one "
-        f"image and multiplied by {IMAGES}, the paper's batch per GPU. The paper states neither the batch nor the "
-        "counting rule of its numbers.",
-    )  # fmt: skip
+def measure_imagenet_memory(size: int = SIZE) -> ReportSection:
+    """Return Table 5: bytes of parameters and activations for images of ``size`` pixels, counted on the meta device.
+
+    Activations are counted for one image and multiplied by `IMAGES`, the paper's batch per GPU. The paper states
+    neither the batch nor the counting rule. Less is held than the sum of all outputs, because in-place ReLUs overwrite
+    the outputs of norms.
+    """
+    section = ReportSection("table5", "Table 5: memory for ImageNet")
     numbers = {number.id.removeprefix("revnet/table5/"): number for number in _of_item("Table 5")}
     held = {name: held_bytes(name, 1, size, memory=memory) for name, memory in ((RESNET, "plain"), (REVNET, "auto"))}
     outputs = {name: sum_of_outputs(build_for_training(name, "meta"), size) for name in held}
@@ -124,24 +123,17 @@ def measure_imagenet_memory(size: int = SIZE) -> Section:
         for name, count in counts.items():
             section.add(f"{name}: {rule}", IMAGES * count / MB, numbers[f"{name}/activations"])
         section.add(f"{rule}, ResNet / RevNet", counts[RESNET] / counts[REVNET], numbers["ratio"])
-    section.notes += [
-        "the paper's rule is not stated; outputs of a RevNet: of stem, head and stages, and inside the "
-        "largest residual function, because Algorithm 1 recomputes one function after the other. By this rule both "
-        "networks need 8 % more than published, or 3 % more if the paper's MB are 2^20 bytes",
-        "less is held than the sum of all outputs, because in-place ReLUs overwrite the outputs of norms",
-    ]
     return section
 
 
 @measures("revnet", "Section 7.2")
-def measure_fits() -> Section:
-    """Return the largest batch and depth of RevNets in the memory of a ResNet (sections 7.1 and 7.2)."""
-    section = Section(
-        "section7.2", "Section 7: largest batches in the memory of ResNet-101",
-        f"{SIZE} px, float32, SGD and momentum. All bytes of a step are counted on the meta device, without scratch "
-        f"memory of convolutions. The largest batch of ResNet-101 on the GPU had {IMAGES} images, so the memory of the "
-        f"GPU is between the memory of {IMAGES} and of {2 * IMAGES} images of it.",
-    )  # fmt: skip
+def measure_fits() -> ReportSection:
+    """Return the largest batch and depth of RevNets in the memory of a ResNet (sections 7.1 and 7.2).
+
+    The largest batch of ResNet-101 on the GPU had `IMAGES` images, so that the memory of the GPU is between the memory
+    of this and of twice this number.
+    """
+    section = ReportSection("section7.2", "Section 7: largest batches in the memory of ResNet-101")
     resnet, revnet = _predict(RESNET, "plain"), _predict(REVNET, "auto")
     memory = resnet.bytes_for(IMAGES)
     images = revnet.largest_batch(memory)
@@ -149,10 +141,10 @@ def measure_fits() -> Section:
     layers = 6 * sum(DEEP_UNITS) + 2
     deep_network = f"a RevNet of {'-'.join(map(str, DEEP_UNITS))} units"
     note = f"{deep / 1e9:.1f} GB with {DEEP_BATCH} images, of {memory / 1e9:.1f} GB"
-    number = published("revnet", "section7.1/per_gpu")
+    number = published_number("revnet", "section7.1/per_gpu")
     section.add(f"{REVNET} in the memory of {RESNET} with {IMAGES} images", images, number)
-    section.add(f"{REVNET} in the memory of the GPU, at least", images, published("revnet", "section7.2/images"))
-    number = published("revnet", "section7.2/layers")
+    section.add(f"{REVNET} in the memory of the GPU, at least", images, published_number("revnet", "section7.2/images"))
+    number = published_number("revnet", "section7.2/layers")
     what = f"{deep_network} in the memory of ResNet-101 with {IMAGES} images"
     section.add(what, layers if deep <= memory else 0, number, note=note)
     return section

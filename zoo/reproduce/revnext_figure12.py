@@ -11,10 +11,10 @@ from typing import Any
 
 from zoo.benchmark.plot_style import Line, Panel
 from zoo.config.options import RevNeXtOptions
-from zoo.reproduce.comparison import Comparison, Section
-from zoo.reproduce.error_rates import SETTING, compare_runs
+from zoo.reproduce.comparison import Comparison, ReportSection
+from zoo.reproduce.error_rates import compare_runs
 from zoo.reproduce.measurements import measures
-from zoo.reproduce.published_numbers import published, published_numbers
+from zoo.reproduce.published_numbers import published_number, published_numbers
 from zoo.reproduce.training_runs import TrainingRun
 
 FLAT, HYBRID = "revnext_flat_cifar10", "revnext_cifar10"
@@ -61,23 +61,16 @@ EXPERIMENTS = {key: experiment_of(key) for key in published_numbers("revnext") i
 
 
 @measures("revnext", "Figure 12", given="runs")
-def report_reconstruction(runs: Sequence[TrainingRun]) -> Section:
+def report_accuracies(runs: Sequence[TrainingRun]) -> ReportSection:
     """Return the accuracies of the figure."""
-    section = Section(
-        "figure12", "Figure 12: accuracy with and without reconstruction",
-        f"CIFAR-10, top-1 in percent after the last epoch. {SETTING}",
-    )  # fmt: skip
+    section = ReportSection("figure12", "Figure 12: accuracy with and without reconstruction")
     found = {}
     for key, name in EXPERIMENTS.items():
-        number = published("revnext", key)
+        number = published_number("revnext", key)
         is_stored = key.endswith("/stored")
         found[key] = compare_runs(name, number, runs, is_stored=is_stored, what=number.quantity)
     section.comparisons += found.values()
     section.panels += [_beside_authors(prefix, x_label, found) for prefix, x_label in CURVES.items()]
-    section.notes += [
-        "if a row contains settings, FILE is the experiment with these settings instead of its own; the authors' logs "
-        "have 0.2 to 1.6 hours for a training, on a GPU that they do not name",
-    ]
     return section
 
 

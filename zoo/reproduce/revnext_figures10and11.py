@@ -16,10 +16,10 @@ from torch import Tensor, nn
 
 from zoo.benchmark.plot_style import Line, Panel
 from zoo.layers.invertible import Invertible, InvertibleNorm, LayerwiseBlock
-from zoo.reproduce.comparison import Section
+from zoo.reproduce.comparison import ReportSection
 from zoo.reproduce.measurements import measures
 from zoo.reproduce.paper_networks import build_revnext
-from zoo.reproduce.published_numbers import published
+from zoo.reproduce.published_numbers import published_number
 from zoo.reproduce.revnext_figures5and6 import signal_to_noise
 
 logger = logging.getLogger(__name__)
@@ -27,7 +27,7 @@ logger = logging.getLogger(__name__)
 SIZE = 32
 SEEDS = range(10)  # of the random networks and images
 FLAT, HYBRID = "revnext_flat", "revnext"
-FAMILIES = {"flat": FLAT, "hybrid": HYBRID}
+ARCH_OF_FAMILY = {"flat": FLAT, "hybrid": HYBRID}
 # Norms are inverted as in the authors' code, with their batch, which limits the ratios; or as this package does it.
 BATCHES = {True: 256, False: 8}
 AUTHORS_INVERSE = "norms inverted as in the authors' code"
@@ -37,25 +37,20 @@ ALL_SLOPES = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 0.75)
 # Notebook 1.b of the authors' public code adds a layer to each level in turn: flat networks from 2-1-1 to 5-4-4 (cell
 # 5), hybrids with one unit per branch from 1-1 to 4-4 blocks (cell 9; hybrids have two pools and ignore the third
 # number, so three of the ten networks are built twice). Its plot draws both at 3 to 12.
-DEPTHS: Mapping[str, Mapping[int, dict[str, Any]]] = {
+LEVELS_OVER_DEPTHS: Mapping[str, Mapping[int, dict[str, Any]]] = {
     "flat": {4 + n: {"layers": [2 + n // 3, 1 + (n + 2) // 3, 1 + (n + 1) // 3]} for n in range(10)},
     "hybrid": {
         1 + first + second: {"blocks": [first, second], "units": 1}
         for first, second in ((1, 1), (1, 2), (2, 2), (2, 3), (3, 3), (3, 4), (4, 4))
     },
 }
-UNITS = {"flat": "layers", "hybrid": "blocks"}
+DEPTH_UNITS = {"flat": "layers", "hybrid": "blocks"}
 # The networks over the slopes have the levels 1-1-1, the hybrid with two units per branch (notebook 1, cells 8 and 9).
 LEVELS_OVER_SLOPES: Mapping[str, tuple[str, dict[str, Any]]] = {
     "flat": ("flat 1-1-1", {"layers": [1, 1, 1]}),
     "hybrid": ("hybrid 1-1", {"blocks": [1, 1], "units": 2}),
 }
 LOWEST_SLOPE, LOWEST_DEPTH = 0.05, 8  # minimum of the only published curve whose minimum is not its last point
-NOTE = (
-    f"medians of {len(SEEDS)} networks with different random weights and images; the note has the smallest and the "
-    f"largest value, and the spread is their difference. {AUTHORS_INVERSE}: batches of {BATCHES[True]}, on which the "
-    "limit of the ratios depends"
-)
 
 Ratios = list[float]  # infinite if nothing is lost
 
@@ -146,14 +141,9 @@ def _watch(layer: nn.Module) -> list[Watched]:
 
 
 @measures("revnext", "Figure 10")
-def measure_layers() -> Section:
-    """Return Figure 10: the ratios over the layers of one flat and one hybrid network."""
-    section = Section(
-        "figure10", "Figure 10: signal-to-noise ratio over the layers",
-        f"Untrained networks, slope {SLOPE}, random images, batches of {BATCHES[False]}; the loss is the sum of "
-        "the logits. The plot shows the ratio of each layer's reconstructed input, also inside the branches of "
-        "reversible blocks.", notes=[NOTE],
-    )  # fmt: skip
+def measure_ratios_over_layers() -> ReportSection:
+    """Return Figure 10: the ratios over the layers of one flat and one hybrid network, medians over the `SEEDS`."""
+    section = ReportSection("figure10", "Figure 10: signal-to-noise ratio over the layers")
     lines = []
     for family, label, levels in (
         ("flat", "flat 2-3-3", {"layers": (2, 3, 3)}),
@@ -176,7 +166,7 @@ def measure_layers() -> Section:
 def _measure_networks(family: str, slope: float, options: Mapping[str, Any], as_authors: bool) -> list[Ratios]:
     """Return the ratios of the network with each of the `SEEDS`."""
     logger.info("%s %s, slope %g, batches of %d", family, dict(options), slope, BATCHES[as_authors])
-    name, batch = FAMILIES[family], BATCHES[as_authors]
+    name, batch = ARCH_OF_FAMILY[family], BATCHES[as_authors]
     return [measure_ratios(name, slope, batch, as_authors, seed=seed, **options) for seed in SEEDS]
 
 
@@ -184,11 +174,11 @@ def _label(what: str, as_authors: bool) -> str:
     return f"{what}, {AUTHORS_INVERSE}" if as_authors else what
 
 
-def _add(section: Section, what: str, key: str, values: Iterable[float]) -> None:
+def _add(section: ReportSection, what: str, key: str, values: Iterable[float]) -> None:
     """Add the comparison of the median of the values of random networks, with their range."""
     values = sorted(values)
     section.add(
-        what, median(values), published("revnext", key), n=len(values),
+        what, median(values), published_number("revnext", key), n=len(values),
         spread=values[-1] - values[0], note=f"{values[0]:.2g} to {values[-1]:.2g}",
     )  # fmt: skip
 
@@ -200,23 +190,17 @@ def finite_line(label: str, ratios: Ratios) -> Line:
 
 
 @measures("revnext", "Figure 11")
-def measure_depths() -> Section:
+def measure_depths() -> ReportSection:
     """Return Figure 11: the smallest ratio over depth and over slope.
 
     Norms are inverted as in the authors' code for published points only.
     """
-    section = Section(
-        "figure11", "Figure 11: smallest signal-to-noise ratio over depth and slope",
-        f"As in Figure 10, batches of {BATCHES[False]}: the smallest ratio over all layers. Over depth: the "
-        "authors' flat networks of 4 to 13 layers and hybrids of 3 to 9 blocks with one unit per branch, which they "
-        "draw at depths 3 to 12. Over slopes: flat 1-1-1, and hybrid 1-1 with two units per branch.",
-        notes=[NOTE],
-    )  # fmt: skip
-    for family, unit in UNITS.items():
+    section = ReportSection("figure11", "Figure 11: smallest signal-to-noise ratio over depth and slope")
+    for family, unit in DEPTH_UNITS.items():
         lines = []
         for slope in SLOPES:
             networks: dict[float, tuple[float, dict[str, Any]]]
-            networks = {depth: (slope, options) for depth, options in DEPTHS[family].items()}
+            networks = {depth: (slope, options) for depth, options in LEVELS_OVER_DEPTHS[family].items()}
             ends: dict[str, float] = {"first": min(networks), "last": max(networks)}
             if (family, slope) == ("hybrid", LOWEST_SLOPE):
                 ends["lowest"] = LOWEST_DEPTH
@@ -234,7 +218,7 @@ def measure_depths() -> Section:
 
 
 def _measure_curve(
-    section: Section,
+    section: ReportSection,
     label: str,
     family: str,
     networks: Mapping[Any, tuple[float, Mapping[str, Any]]],

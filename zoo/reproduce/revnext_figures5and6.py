@@ -13,9 +13,9 @@ from torch import Tensor
 from zoo.benchmark.plot_style import Line, Panel
 from zoo.layers import InPlaceABN
 from zoo.layers.invertible import Invertible, InvertibleLeakyReLU, InvertibleNorm
-from zoo.reproduce.comparison import Comparison, Section
+from zoo.reproduce.comparison import Comparison, ReportSection
 from zoo.reproduce.measurements import measures
-from zoo.reproduce.published_numbers import PublishedNumber, published
+from zoo.reproduce.published_numbers import PublishedNumber, published_number
 
 SIDE = 64  # side in pixels of the inverted feature maps, which are standard normal
 CHANNELS_OF_ALL = 32  # minimum number of channels of all feature maps together
@@ -39,16 +39,14 @@ def slope_law(slope: float) -> float:
 
 
 @measures("revnext", "Figure 5")
-def measure_norm_law() -> Section:
-    """Return Figure 5: alpha of batch norms whose channels have different gains, against the law."""
+def measure_norm_law() -> ReportSection:
+    """Return Figure 5: alpha of batch norms whose channels have different gains, against the law.
+
+    The law is derived from the layer, because no text available to us shows the paper's formula.
+    """
     torch.manual_seed(0)
-    section = Section(
-        "figure5", "Figure 5: signal-to-noise ratio through an inverted batch norm",
-        f"alpha: the fraction of the ratio that remains after one inverse; float64, normal maps of {SIDE} pixels, "
-        "white noise on the output. The law is derived from the layer, because no text available to us shows the "
-        "paper's formula.",
-    )  # fmt: skip
-    law_number = published("revnext", "section4.2.1/law")
+    section = ReportSection("figure5", "Figure 5: signal-to-noise ratio through an inverted batch norm")
+    law_number = published_number("revnext", "section4.2.1/law")
     two_channels = "gains 1 and rho"
     toy = [measure_norm([1, ratio], 1e-4) for ratio in RATIOS]
     toy_law = [norm_law([1, ratio]) for ratio in RATIOS]
@@ -61,32 +59,28 @@ def measure_norm_law() -> Section:
     section.comparisons.append(_compare_with_law(many_channels, law_number, "f", DIVISORS, measured["0.001"], law))
     section.panels.append(_panel(many_channels, "f", DIVISORS, measured, law))
     what = f"{CHANNELS} channels, {WEAK} with gain 1/100: alpha"
-    section.add(what, measured["0.001"][-1], published("revnext", "figure5/end"))
+    section.add(what, measured["0.001"][-1], published_number("revnext", "figure5/end"))
     return section
 
 
 @measures("revnext", "Figure 6")
-def measure_slope_law() -> Section:
-    """Return Figure 6: alpha of leaky ReLUs of different slopes, against the law."""
+def measure_slope_law() -> ReportSection:
+    """Return Figure 6: alpha of leaky ReLUs of different slopes, against the law.
+
+    The largest slope is also measured in float32, like the authors' code. It rounds an output by more than the noise.
+    """
     torch.manual_seed(0)
-    section = Section(
-        "figure6", "Figure 6: signal-to-noise ratio through an inverted leaky ReLU",
-        f"alpha as in Figure 5, noise {NOISE:g}; at the largest slope also in float32, like the authors' code.",
-    )  # fmt: skip
+    section = ReportSection("figure6", "Figure 6: signal-to-noise ratio through an inverted leaky ReLU")
     law = [slope_law(slope) for slope in SLOPES]
     fixed = [measure_slope(slope, NOISE) for slope in SLOPES]
     small = [measure_slope(slope, 1e-4 * min(1.0, slope)) for slope in SLOPES]
     rounded = measure_slope(SLOPES[-1], NOISE, torch.float32) / law[-1]
     law_number, smallest, past_500 = (
-        published("revnext", key) for key in ("section4.2.2/law", "figure6/smallest", "figure6/past_500")
+        published_number("revnext", key) for key in ("section4.2.2/law", "figure6/smallest", "figure6/past_500")
     )
     section.comparisons.append(_compare_with_law("noise 1e-4 min(1, n)", law_number, "slope", SLOPES, small, law))
     section.add("slope 1e-3: alpha", small[0], smallest)
     section.add(f"noise {NOISE:g}, slope 1e3, float32: alpha over the law", rounded, past_500)
-    section.notes.append(
-        f"at a slope of 1e3, a float32 output is rounded by more than a noise of {NOISE:g}; in float64 alpha is "
-        f"{fixed[-1] / law[-1]:.3g} times the alpha of the law"
-    )
     measured = {f"{NOISE:g}": fixed, "1e-4 min(1, n)": small}
     section.panels.append(_panel("one leaky ReLU", "slope n", SLOPES, measured, law))
     return section

@@ -18,13 +18,12 @@ from zoo.config.parse import load_experiment
 from zoo.layers.invertible import InvertibleConv, LayerwiseBlock
 from zoo.layers.norm import ABN
 from zoo.layers.reversible import ReversibleBlock
-from zoo.ops.abn.backend import name_for
 from zoo.remat.memory_use import count_memory, measure_memory
-from zoo.reproduce.comparison import Comparison, Section
+from zoo.reproduce.comparison import Comparison, ReportSection
 from zoo.reproduce.error_rates import needs_training, report_errors
 from zoo.reproduce.measurements import measures
 from zoo.reproduce.paper_networks import build_revnext, count_parameters, forward_of
-from zoo.reproduce.published_numbers import published
+from zoo.reproduce.published_numbers import published_number
 from zoo.reproduce.training_runs import TrainingRun
 
 logger = logging.getLogger(__name__)
@@ -32,7 +31,7 @@ logger = logging.getLogger(__name__)
 SIZES = (192, 240)  # side of the images in pixels; for smaller batches, the peak is at another moment of the step
 BATCH = 8
 PAPER_PIXELS = 32 * 240 * 240  # of the batch in the paper's totals
-UNITS = {"GB": 1e9, "MB": 1e6}
+BYTES_OF_UNIT = {"GB": 1e9, "MB": 1e6}
 
 
 # The networks of Table 1, and the sections with their totals; the totals of section 3 include the weights.
@@ -53,18 +52,14 @@ DATA_SETS, PAPER_IMAGES = {"mnist": 28, "cifar10": 32}, 50_000
 @measures("revnext", "Table 1")
 def measure_pixels(
     names: Sequence[str] = tuple(NETWORKS), sizes: tuple[int, int] = SIZES, batch: int = BATCH
-) -> Section:
-    """Return bytes per pixel, the slope over image sizes, and the resulting totals of the paper's batch."""
+) -> ReportSection:
+    """Return bytes per pixel, the slope over image sizes, and the resulting totals of the paper's batch.
+
+    The slope is between the allocator's peaks in a step, without the gradients of the parameters. It excludes memory
+    that does not grow with the images, and depends on sizes and batch, to which scratch memory is not proportional.
+    """
     small, large = sizes
-    section = Section(
-        "pixels", "Bytes per input pixel, and Table 1: memory",
-        f"float32, batches of {batch} images of {small} and {large} pixels, norms by the "
-        f"{name_for(torch.device('cpu'))} kernels. "
-        "Bytes per pixel: slope between the two sizes of the allocator's peak in a training step, without the "
-        "gradients of the parameters. The slope excludes memory that does not grow with the images. Total: the slope "
-        "times the paper's 32 images of 240 pixels, plus the weights if the paper adds them.",
-        notes=["the slope depends on sizes and batch: scratch memory of convolutions is not proportional to them"],
-    )  # fmt: skip
+    section = ReportSection("pixels", "Bytes per input pixel, and Table 1: memory")
     for name in names:
         logger.info("%s", name)
         model = build_revnext(name)
@@ -81,19 +76,19 @@ def _compare_with_paper(name: str, slope: float, weights: int) -> list[Compariso
     """Return the bytes per pixel, the total and the weights; ``weights`` is in bytes."""
     section, comparisons = NETWORKS[name], []
     added = weights if section.startswith("section3") else 0
-    total = published("revnext", f"{section}/total")
+    total = published_number("revnext", f"{section}/total")
     for rule, per_pixel in (("by the paper's rule", count_by_rule(name)), ("allocated", slope)):
-        found = {total.id: (per_pixel * PAPER_PIXELS + added) / UNITS[total.unit]}
+        found = {total.id: (per_pixel * PAPER_PIXELS + added) / BYTES_OF_UNIT[total.unit]}
         if name == "revnext":
             found["revnext/abstract/bytes_per_pixel"] = per_pixel
         if name == "revnext_resnet18":
             found[f"revnext/{section}/activations"] = per_pixel * PAPER_PIXELS / 1e9
         for key, measured in found.items():
-            number = published("revnext", key.removeprefix("revnext/"))
+            number = published_number("revnext", key.removeprefix("revnext/"))
             what = f"{name}: {number.quantity.partition(': ')[2]}, {rule}"
             comparisons.append(Comparison(what, measured, number))
     if name == "revnext_resnet18":
-        printed = published("revnext", f"{section}/weights")
+        printed = published_number("revnext", f"{section}/weights")
         comparisons.append(Comparison(f"{name}: weights", weights / 1e6, printed))
     return comparisons
 
@@ -124,15 +119,11 @@ def count_by_rule(name: str) -> float:
 
 
 @measures("revnext", "Section 1")
-def count_whole_data_sets() -> Section:
+def count_whole_data_sets() -> ReportSection:
     """Return the bytes of section 1: a step whose batch is a whole data set, counted on the meta device."""
-    section = Section(
-        "data_sets", "Section 1: memory for a whole data set in one batch",
-        "revnext in float32. The weights and the peak of all tensors of a step are counted on the meta device, without "
-        "the gradients of the parameters, the images, and the scratch memory of convolutions.",
-    )  # fmt: skip
+    section = ReportSection("data_sets", "Section 1: memory for a whole data set in one batch")
     for name, size in DATA_SETS.items():
-        number = published("revnext", f"section1/{name}")
+        number = published_number("revnext", f"section1/{name}")
         model = build_revnext("revnext", device="meta")
         weights = 4 * count_parameters(model)
         by_rule = count_by_rule("revnext") * PAPER_IMAGES * size**2
@@ -144,26 +135,22 @@ def count_whole_data_sets() -> Section:
 
 
 @measures("revnext", "Table 1", given="runs")
-def report_cifar10_errors(runs: Sequence[TrainingRun]) -> Section:
+def report_cifar10_errors(runs: Sequence[TrainingRun]) -> ReportSection:
     """Return the accuracy of the abstract."""
-    title, number = "Table 1: accuracy on CIFAR-10", published("revnext", "abstract/top1")
+    title, number = "Table 1: accuracy on CIFAR-10", published_number("revnext", "abstract/top1")
     return report_errors("table1", title, {EXPERIMENT: number}, runs)
 
 
 @measures("revnext", "Table 2")
-def report_gpu() -> Section:
+def report_gpu() -> ReportSection:
     """Return Table 2: the time, which needs the paper's GPU, and the memory that training needs."""
     config = load_experiment(EXPERIMENT)
     batch, size = config.optimizer.batch_size, config.input.crop_train
-    section = Section(
-        "table2", "Table 2: time to 93.3 %, and the memory of the GPU",
-        f"Memory: bytes of {EXPERIMENT} with its batch of {batch} images, counted on the meta device: parameters, "
-        "momentum, gradients, images and all tensors of a step, without scratch memory of convolutions.",
-    )  # fmt: skip
+    section = ReportSection("table2", "Table 2: time to 93.3 %, and the memory of the GPU")
     strategy = Strategy(EXPERIMENT, config.network.norm, config.network.memory)
-    megabytes = MemoryPrediction(Setup(config.network, batch, size), strategy).bytes_for(batch) / UNITS["MB"]
-    number = published("revnext", "abstract/minutes")
+    megabytes = MemoryPrediction(Setup(config.network, batch, size), strategy).bytes_for(batch) / BYTES_OF_UNIT["MB"]
+    number = published_number("revnext", "abstract/minutes")
     section.comparisons = [needs_training("GTX 750 with 1 GB", number, EXPERIMENT)]
-    section.add("memory of training", megabytes / 1e3, published("revnext", "abstract/gpu_memory"))
-    section.add("memory of training", megabytes, published("revnext", "section5.2/available_memory"))
+    section.add("memory of training", megabytes / 1e3, published_number("revnext", "abstract/gpu_memory"))
+    section.add("memory of training", megabytes, published_number("revnext", "section5.2/available_memory"))
     return section

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, get_args
 
-from zoo.reproduce.comparison import Comparison, Section, State, Verdict
+from zoo.reproduce.comparison import Comparison, ReportSection, State, Verdict
 from zoo.reproduce.published_numbers import Evidence, PublishedNumber, published_numbers
 from zoo.tables import Cell, markdown_table, number_text
 
@@ -33,7 +33,7 @@ class Row:
 
     number: PublishedNumber
     comparisons: Sequence[Comparison]
-    section: Section | None
+    section: ReportSection | None
 
     @property
     def worst(self) -> Verdict:
@@ -69,11 +69,11 @@ class Row:
         return date[:DATE_LENGTH] if self.is_measured else ""
 
 
-def rows_of(sections: Mapping[str, Iterable[Section]]) -> list[Row]:
+def rows_of(sections: Mapping[str, Iterable[ReportSection]]) -> list[Row]:
     """Return a row for each published number of the papers, given the ``sections`` of their reports."""
     rows = []
     for paper, of_paper in sections.items():
-        found: dict[str, list[tuple[Comparison, Section]]] = {}
+        found: dict[str, list[tuple[Comparison, ReportSection]]] = {}
         for section in of_paper:
             for comparison in section.comparisons:
                 found.setdefault(comparison.published.id, []).append((comparison, section))
@@ -81,7 +81,7 @@ def rows_of(sections: Mapping[str, Iterable[Section]]) -> list[Row]:
     return rows
 
 
-def _row(number: PublishedNumber, found: Sequence[tuple[Comparison, Section]]) -> Row:
+def _row(number: PublishedNumber, found: Sequence[tuple[Comparison, ReportSection]]) -> Row:
     if not found:
         pending = f"`zoo reproduce {number.paper}`"
         return Row(number, [Comparison(number.quantity, None, number, pending=pending)], None)

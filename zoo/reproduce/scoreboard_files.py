@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from zoo.files import write_text
-from zoo.reproduce.comparison import RULES, Comparison
+from zoo.reproduce.comparison import CRITERIA, Comparison
 from zoo.reproduce.paper_report import plot_name, read_report
 from zoo.reproduce.papers import PAPERS
 from zoo.reproduce.scoreboard import STATES, Row, by_item, counts_by_evidence, rows_of, verdict_lines
@@ -86,9 +86,9 @@ def _fields_of(row: Row, each: Comparison) -> Mapping[str, Any]:
         "what": each.what,
         "measured": each.measured,
         "n": each.n if row.is_measured else None,
-        "repeats": RULES[number.evidence].repeats,
+        "repeats": CRITERIA[number.evidence].repeats,
         "spread": each.spread,
-        "spread_of": RULES[number.evidence].spread,
+        "spread_of": CRITERIA[number.evidence].spread,
         "state": verdict.state,
         "reason": verdict.reason,
         "note": each.note,
@@ -113,7 +113,7 @@ def summary(rows: Sequence[Row]) -> str:
         "## Kinds of evidence and their tolerances",
         markdown_table(
             ["evidence", "tolerance and its reason", "n counts", "spread"],
-            [[kind, rule.reason, rule.repeats, rule.spread] for kind, rule in RULES.items()],
+            [[kind, criterion.reason, criterion.repeats, criterion.spread] for kind, criterion in CRITERIA.items()],
         ),
         "A tolerance is in points for percentages, otherwise relative. Some numbers have bounds instead, which the "
         "verdict names. Kinds of published numbers:",

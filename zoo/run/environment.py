@@ -13,7 +13,7 @@ import torch
 from PIL import features
 
 from zoo.files import DISTRIBUTION
-from zoo.ops.abn import backend
+from zoo.ops import backend
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS_DIR = "docs/results"
@@ -27,14 +27,14 @@ def describe_environment(device: torch.device) -> dict[str, str | int | None]:
     """
     on_gpu = device.type == "cuda"
     return {
-        "zoo": version_of(DISTRIBUTION),
+        "zoo": distribution_version(DISTRIBUTION),
         "commit": checkout_commit(),
         "date": utc_now(),
         "python": platform.python_version(),
         "torch": torch.__version__,
-        "torchvision": version_of("torchvision"),
-        "timm": version_of("timm"),
-        "pillow": version_of("Pillow"),
+        "torchvision": distribution_version("torchvision"),
+        "timm": distribution_version("timm"),
+        "pillow": distribution_version("Pillow"),
         "libjpeg": libjpeg_version(),
         "cuda": torch.version.cuda if on_gpu else None,
         "cudnn": torch.backends.cudnn.version() if on_gpu else None,
@@ -47,7 +47,7 @@ def describe_environment(device: torch.device) -> dict[str, str | int | None]:
     }
 
 
-def version_of(distribution: str) -> str | None:
+def distribution_version(distribution: str) -> str | None:
     """Return the installed version of a distribution; None if it is not installed."""
     try:
         return metadata.version(distribution)

@@ -6,6 +6,7 @@ Tested by tests/cli/test_push.py.
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Mapping
 from typing import Any
@@ -14,8 +15,8 @@ from zoo.config.architectures import HUB_PREFIX
 from zoo.config.network import NetworkSpec
 from zoo.config.published import Published, published
 from zoo.errors import ConfigError, WeightsError, escape, join_names
-from zoo.registry.get import describe_images
-from zoo.registry.load_network import LoadedNetwork
+from zoo.registry.load_network import LoadedNetwork, as_loaded
+from zoo.registry.preprocessing import describe_images
 from zoo.tables import markdown_list, markdown_page, markdown_table
 from zoo.tasks import task_of
 from zoo.weights.hub import CONFIG, WEIGHTS, check_hub_installed, is_repository, reason_of
@@ -27,14 +28,21 @@ OF_TIMM = ("first_conv", "classifier", "pool_size", "fixed_input_size", "min_inp
 PIPELINES = {"classification": "image-classification", "segmentation": "image-segmentation"}
 
 
-def push(network: LoadedNetwork, repository: str, *, license_id: str | None = None) -> str:
+def push(
+    network: LoadedNetwork | str | os.PathLike[str],
+    repository: str,
+    *,
+    weights: str | os.PathLike[str] | None = None,
+    license_id: str | None = None,
+) -> str:
     """Publish a network as ``hf-hub:repository``, and return the address of the commit.
 
     The repository is created if it does not exist. Its model card, which its owner may have edited, is not replaced.
 
     Args:
-    - `network`: result of `zoo.load_network`.
+    - `network`: a name as `zoo.load_network` takes it, or its result.
     - `repository`: OWNER/NAME.
+    - `weights`: weights file or published name; default: the weights of ``network``.
     - `license_id`: license of the weights, as the Hub calls it ("apache-2.0"). Default: as for published weights.
 
     Raises ConfigError for a malformed name and a missing license; WeightsError for weights
@@ -44,6 +52,7 @@ def push(network: LoadedNetwork, repository: str, *, license_id: str | None = No
         raise ConfigError(f"{escape(repository)!r} is not the name of a repository", remedy="give OWNER/NAME")
     check_hub_installed(repository)
     check_installed()
+    network = as_loaded(network, weights)
     state_dict = network.model.state_dict()
     if odd := [key for key, tensor in state_dict.items() if not tensor.isfinite().all()]:
         what = f"{len(odd)} of {len(state_dict)} tensors hold infinities or NaN: {join_names(odd)}"

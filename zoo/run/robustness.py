@@ -30,7 +30,7 @@ from zoo.run.scoring import Scores, result_json, score, single_process
 from zoo.tables import Cell, markdown_table
 from zoo.tasks import task_of
 from zoo.tasks.classification import LABELS, TOP_K, standard_error
-from zoo.tasks.prediction import Recorder
+from zoo.tasks.prediction import PredictionCollector
 
 logger = logging.getLogger(__name__)
 
@@ -48,7 +48,7 @@ def score_set(
     protocol: EvalProtocol | str | None = None,
     *,
     process: Process | None = None,
-    record: Recorder | None = None,
+    record: PredictionCollector | None = None,
     **options: Any,
 ) -> Scores:
     """Return the scores of a network with ImageNet's classes on the robustness set ``name`` in ``folder``.
@@ -121,9 +121,9 @@ def _score_real(
 ) -> Scores:
     labels = read_real_labels(folder / REAL_LABELS)
     process: Process = settings["process"]
-    recorder = settings["record"] or Recorder(folder)
-    result = score(network, folder, protocol, **{**settings, "record": recorder})
-    shares = process.gather(recorder.predictions)
+    collector = settings["record"] or PredictionCollector(folder)
+    result = score(network, folder, protocol, **{**settings, "record": collector})
+    shares = process.gather(collector.predictions)
     if not process.is_main:
         return Scores("", {})
     predictions = [each for share in shares for each in share]

@@ -26,7 +26,7 @@ from zoo.engine.validation import validate
 from zoo.errors import ConfigError, escape, join_names
 from zoo.models.build import build_on_meta
 from zoo.models.external import check_logits
-from zoo.registry.load_network import LoadedNetwork
+from zoo.registry.load_network import LoadedNetwork, as_loaded
 from zoo.run.console import Progress
 from zoo.run.environment import describe_environment
 from zoo.run.label_images import names_of
@@ -37,10 +37,11 @@ from zoo.tasks.segmentation import SegmentationResult
 
 
 def score(
-    network: LoadedNetwork,
+    network: LoadedNetwork | str | os.PathLike[str],
     data: str | os.PathLike[str] | DataName,
     protocol: EvalProtocol | str | None = None,
     *,
+    weights: str | os.PathLike[str] | None = None,
     process: Process | None = None,
     workers: int = 0,
     batch_size: int | None = None,
@@ -55,18 +56,19 @@ def score(
     segmentation on whole images, with logits resized to the label maps.
 
     >>> import zoo
-    >>> network = zoo.load_network("runs/mine/checkpoint.pth.tar")
-    >>> result = zoo.score(network, "data")
+    >>> result = zoo.score("runs/mine/checkpoint.pth.tar", "data")
     >>> print(f"{result.protocol}: {result.count} images, top-1 between 0 and 100 %: {0 <= result.top1 <= 100}")
     center10-scale12: 7 images, top-1 between 0 and 100 %: True
 
     Args:
-    - `network`: result of `zoo.load_network`; its model is moved to the device of ``process``.
+    - `network`: a name as `zoo.load_network` takes it, or its result, whose model is moved to the device of
+      ``process``.
     - `data`: folder with val/ with a folder per class or shards, also by URL (https://host/path, s3://bucket/path); for
       segmentation a folder as ``segmentation.layout`` says; or the name of a data set, torchvision:NAME or hf:NAME.
       Classes are matched to the network's outputs by name, see `match_classes`.
     - `protocol`: evaluation protocol, or the name of a published one, such as "center224" or, for segmentation,
       "whole-flip"; default: the protocol of the network's experiment.
+    - `weights`: weights file or published name; default: the weights of ``network``.
     - `process`: this process of a distributed run, in which all processes get the same result; default: a single
       process, on a CUDA device if available.
     - `workers`: worker processes that read images; with 0 this process reads them itself.
@@ -81,6 +83,7 @@ def score(
     Raises ConfigError for an unknown protocol, one of another task, crops that do not fit the network, and, on every
     process, if processes have different arguments; DataError for unsuitable data.
     """
+    network = as_loaded(network, weights)
     process, protocol, settings = process or single_process(), _resolve_protocol(network, protocol), network.experiment
     task = task_of(settings)
     if is_external(settings.network.arch) and isinstance(protocol, CropProtocol):

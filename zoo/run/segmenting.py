@@ -24,12 +24,11 @@ from zoo.engine.digest import digest
 from zoo.engine.precision import AMP_DTYPES, autocast
 from zoo.engine.process import Process, open_process
 from zoo.errors import ConfigError, DataError, escape
-from zoo.registry.load_network import LoadedNetwork, load_network
+from zoo.registry.load_network import LoadedNetwork, as_loaded
 from zoo.run.console import Progress
 from zoo.run.label_images import KINDS, FileKind, colors_of
 from zoo.tasks.protocols import Fusion
-from zoo.tasks.tta import check_views
-from zoo.tasks.tta import segment as segment_views
+from zoo.tasks.tta import check_views, segment_image
 
 logger = logging.getLogger(__name__)
 
@@ -71,7 +70,7 @@ def segment(
     of all.
 
     Args:
-    - `network`: result of `zoo.load_network`, or its ``name`` argument.
+    - `network`: a name as `zoo.load_network` takes it, or its result.
     - `source`: image, or folder.
     - `out`: folder for the files, outside of ``source``.
     - `weights`: weights file or published name; default the weights of ``network``.
@@ -81,7 +80,7 @@ def segment(
     - `scales`: factors by which the sides of the image are scaled.
     - `flip`: whether the mirror image is added at each scale.
     - `fusion`: how the class of a pixel is selected from these views: "mean" of the probabilities, "voting", or "max",
-      the largest probability in any view; see `zoo.tasks.tta.segment`.
+      the largest probability in any view; see `zoo.tasks.tta.segment_image`.
     - `longest_side`: longer side in px that images are scaled to; default the experiment's
       ``segmentation.longest_side_val``.
     - `overwrite`: whether all images are segmented again and their files replaced.
@@ -99,7 +98,7 @@ def segment(
         raise ConfigError(f"output = {unknown[0]!r}: give one or more of {', '.join(KINDS)}")
     kinds = [KINDS[kind] if isinstance(kind, str) else kind for kind in output]
     with open_process() if process is None else nullcontext(process) as process:
-        loaded = network if isinstance(network, LoadedNetwork) else load_network(network, weights)
+        loaded = as_loaded(network, weights)
         section = loaded.experiment.segmentation
         if section is None:
             raise ConfigError(
@@ -122,7 +121,7 @@ def segment(
             },
             "give every process the same command, weights and images",
         )
-        images = process.on_main(lambda: _plan(source, out, kinds, recursive))
+        images = process.on_main(lambda: _output_files(source, out, kinds, recursive))
         forward = _forward(loaded, process.device)
         own = images[process.rank :: process.world_size]
         skipped, faults = 0, []
@@ -135,7 +134,7 @@ def segment(
                 try:
                     image = read_image(path)
                     inputs = _input(image, loaded.experiment, longest_side).to(process.device)
-                    segments = segment_views(forward, inputs, scales, flip, (image.height, image.width), fusion)
+                    segments = segment_image(forward, inputs, scales, flip, (image.height, image.width), fusion)
                     for kind, file in zip(kinds, files, strict=True):
                         kind.write(file, image, segments, colors)
                 except DataError as error:
@@ -157,7 +156,7 @@ def segment(
     )
 
 
-def _plan(source: Path, out: Path, kinds: Sequence[FileKind], recursive: bool) -> list[tuple[Path, list[Path]]]:
+def _output_files(source: Path, out: Path, kinds: Sequence[FileKind], recursive: bool) -> list[tuple[Path, list[Path]]]:
     """Return all images with their files, one of each of the ``kinds``.
 
     Raises DataError if there are no images, and if files would collide with each other or lie among the images.

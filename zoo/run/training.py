@@ -38,6 +38,7 @@ from zoo.errors import ConfigError, DataError, escape, join_names
 from zoo.models.build import build_on_meta
 from zoo.models.external import check_logits
 from zoo.registry.get import build_from_config
+from zoo.registry.load_network import LoadedNetwork
 from zoo.remat.lean import is_lean, lean
 from zoo.run.experiments import experiment_for
 from zoo.run.log_folder import log_folder
@@ -74,7 +75,7 @@ class TrainingResult:
 
 
 def train(
-    network: nn.Module | NetworkSpec | Experiment | str | os.PathLike[str],
+    network: nn.Module | LoadedNetwork | NetworkSpec | Experiment | str | os.PathLike[str],
     data: Dataset[Any] | str | os.PathLike[str],
     val: Dataset[Any] | None = None,
     *,
@@ -102,7 +103,8 @@ def train(
     ['top1', 'top5'] runs/mine/model_best.pth.tar
 
     Args:
-    - `network`: a module that returns logits (N, classes), which is trained in place; a `NetworkSpec`; the name of an
+    - `network`: a module that returns logits (N, classes), which is trained in place; the result of
+      `zoo.load_network`, whose model is trained in place, by its own experiment; a `NetworkSpec`; the name of an
       architecture; or an experiment: its settings, its name or the path of its file.
     - `data`: folder with train/ and val/ with a folder per class, or with shards, also by URL; for segmentation a
       folder as ``segmentation.layout`` says. Or the name of a data set, "torchvision:NAME" or "hf:NAME"; or a map-style
@@ -135,7 +137,11 @@ def train(
         images = open_data(parse_data_path(data))
     else:
         raise DataError("val is given for a folder or a name, which has images to validate on", data)
-    module = network if isinstance(network, nn.Module) else None
+    if isinstance(network, LoadedNetwork):
+        module: nn.Module | None = network.model
+        network = network.model if experiment is not None else network.experiment
+    else:
+        module = network if isinstance(network, nn.Module) else None
     if module is not None and memory not in (None, LEAN):
         what = f"memory = {memory!r}: a network that is built already can only become {LEAN!r}"
         raise ConfigError(what, type(network).__name__, "build it with this strategy, zoo.get(NAME, memory=...)")

@@ -33,7 +33,7 @@ class Prediction(NamedTuple):
     probabilities: tuple[float, ...]
 
 
-class Recorder:
+class PredictionCollector:
     """Collects the predictions of a validation, with paths relative to the folder ``data``."""
 
     def __init__(self, data: DataPath) -> None:
@@ -41,7 +41,7 @@ class Recorder:
         self._data = data
 
     def __call__(self, batch: Batch, logits: Tensor) -> None:
-        """Record the five best classes of each image of ``batch`` with logits (N, classes)."""
+        """Add the five best classes of each image of ``batch`` with logits (N, classes)."""
         best = best_classes(logits)
         for path, target, (classes, probabilities) in zip(batch.paths, batch.targets.tolist(), best, strict=True):
             name = Path(os.path.relpath(path, self._data)).as_posix()

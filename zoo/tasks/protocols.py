@@ -15,7 +15,7 @@ if TYPE_CHECKING:  # commands that only list protocols do not import torch
     from zoo.config.experiment import Experiment
     from zoo.engine.task import Forward
 
-Fusion = Literal["mean", "voting", "max"]  # of the views of an image to segment, see `zoo.tasks.tta.segment`
+Fusion = Literal["mean", "voting", "max"]  # of the views of an image to segment, see `zoo.tasks.tta.segment_image`
 
 
 class CropProtocol(NamedTuple):

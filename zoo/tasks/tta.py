@@ -39,7 +39,7 @@ class Segments(NamedTuple):
 
 
 @torch.inference_mode()
-def segment(
+def segment_image(
     forward: Callable[[Tensor], Tensor],
     image: Tensor,
     scales: Sequence[float] = (1.0,),
@@ -143,7 +143,7 @@ def _max(views: Iterable[Tensor]) -> tuple[Tensor, Tensor]:
 
 
 def _voting(views: Iterable[Tensor]) -> tuple[Tensor, Tensor]:
-    """Return the class with the most votes, (rows, W), and its mean probability where it won; see `segment`."""
+    """Return the class with the most votes, (rows, W), and its mean probability where it won; see `segment_image`."""
     votes = sums = None
     for probabilities in views:
         if votes is None or sums is None:

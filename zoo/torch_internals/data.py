@@ -216,7 +216,7 @@ def observer(hook: Callable[..., None]) -> Callable[..., None]:
 
 
 def changed_methods(module: nn.Module) -> list[str]:
-    """Return the names of functions that replace those of the class in this instance, such as ``forward``."""
+    """Return the names of methods that this instance replaces, such as ``forward``."""
     return [
         name
         for name, value in module.__dict__.items()

@@ -11,7 +11,8 @@ _HOMES = {
     **dict.fromkeys(("digests_of", "fetch_weights", "md5_of"), "zoo.weights.cache"),
     **dict.fromkeys(("LoadReport", "load_state_dict"), "zoo.weights.load"),
     **dict.fromkeys(("read_checkpoint", "read_state_dict"), "zoo.weights.read"),
-    **dict.fromkeys(("StoredWeights", "load_stored", "read_weights"), "zoo.weights.stored"),
+    **dict.fromkeys(("StoredWeights", "read_weights"), "zoo.weights.stored"),
+    "load_stored": "zoo.weights.load_file",
 }
 __all__ = sorted(_HOMES)
 

@@ -18,7 +18,7 @@ from urllib.parse import quote
 from filelock import FileLock
 from tqdm import tqdm
 
-from zoo.config.published import SUFFIX, entry_of, published
+from zoo.config.published import WEIGHTS_SUFFIX, entry_of, published
 from zoo.errors import ConfigError, WeightsError, escape, hide_password, truncate
 from zoo.files import cache_dir, is_offline, open_regular
 
@@ -33,7 +33,7 @@ MAX_FILE_BYTES = 2**32  # the largest published file, of 109 million parameters,
 
 def weights_path(name: str) -> Path:
     """Return the path of the published weights ``name`` in the cache; the file need not exist."""
-    return cache_dir() / "weights" / f"{name}{SUFFIX}"
+    return cache_dir() / "weights" / f"{name}{WEIGHTS_SUFFIX}"
 
 
 def published_name(path_or_name: str | os.PathLike[str]) -> str | None:
@@ -155,7 +155,7 @@ def _url_of(name: str) -> str:
         return f"{DRIVE_URL}?id={entry_of(name).weights.drive_id}"
     if not re.match(r"https?://[^/]", mirror):
         raise ConfigError(f"ZOO_WEIGHTS_URL must be an address such as https://example.org/weights, got {mirror!r}")
-    return f"{mirror.rstrip('/')}/{quote(name + SUFFIX)}"
+    return f"{mirror.rstrip('/')}/{quote(name + WEIGHTS_SUFFIX)}"
 
 
 def _by_hand(name: str, path: Path) -> str:

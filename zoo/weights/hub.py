@@ -20,7 +20,7 @@ from zoo.config.section import check_extent
 from zoo.errors import ConfigError, WeightsError, escape, shorten_repr, truncate
 from zoo.files import is_offline
 from zoo.models.external import read_timm_preprocessing
-from zoo.weights.stored_spec import parse_network
+from zoo.weights.description import parse_network
 
 logger = logging.getLogger("zoo")
 

@@ -18,6 +18,11 @@ from zoo.data.prepare.sample import ARCHIVE, CLASSES, LICENSE, unpack_sample
 from zoo.errors import DataError
 
 
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ZOO_CACHE", str(tmp_path / "cache"))
+
+
 @pytest.fixture
 def few(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Let the archive hold three and two images of each class, for tests that unpack several times."""
@@ -27,8 +32,8 @@ def few(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     np.savez_compressed(tmp_path / "small.npz", **small)
 
 
-def test_the_tree_is_an_image_folder_of_5000_gray_images_with_its_license(tmp_path: Path) -> None:
-    unpacked = unpack_sample(tmp_path)
+def test_tree_is_image_folder_with_license() -> None:
+    unpacked = unpack_sample()
     for split, count in (("train", 400), ("val", 100)):
         folder = TorchvisionFolder(unpacked / split)
         assert sorted(folder.classes) == sorted(CLASSES)
@@ -39,60 +44,57 @@ def test_the_tree_is_an_image_folder_of_5000_gray_images_with_its_license(tmp_pa
 
 
 @pytest.mark.usefixtures("few")
-def test_an_existing_tree_is_reused_unchanged(tmp_path: Path) -> None:
-    tree = unpack_sample(tmp_path / "cache")
+def test_existing_tree_is_reused_unchanged() -> None:
+    tree = unpack_sample()
     times = {path: path.stat().st_mtime_ns for path in tree.rglob("*")}
-    assert unpack_sample(tmp_path / "cache") == tree
+    assert unpack_sample() == tree
     assert {path: path.stat().st_mtime_ns for path in tree.rglob("*")} == times
 
 
 @pytest.mark.usefixtures("few")
 def test_each_archive_has_its_own_tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    older = unpack_sample(tmp_path / "cache")
+    older = unpack_sample()
     newer = tmp_path / "newer.npz"
     np.savez(newer, train=np.full((10, 1, 28, 28), 9, np.uint8), val=np.full((10, 1, 28, 28), 8, np.uint8))
     monkeypatch.setattr(sample, "ARCHIVE", newer)
-    tree = unpack_sample(tmp_path / "cache")
+    tree = unpack_sample()
     assert len(list(tree.glob("train/*/*"))) == len(list(tree.glob("val/*/*"))) == 10
     assert len(list(older.glob("*/*/*"))) == 50
 
 
 @pytest.mark.usefixtures("few")
-def test_an_interrupted_extraction_leaves_no_folder_that_looks_complete(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_interrupted_extraction_leaves_no_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def _fail(*args: object) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr(sample.shutil, "copyfile", _fail)
     with pytest.raises(KeyboardInterrupt):
-        unpack_sample(tmp_path / "cache")
+        unpack_sample()
     assert os.listdir(tmp_path / "cache") == []
 
 
 @pytest.mark.usefixtures("few")
-def test_an_unwritable_cache_raises_an_error_with_a_remedy(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
+def test_unwritable_cache_raises_with_remedy(tmp_path: Path) -> None:
+    (tmp_path / "cache").write_text("")
     with pytest.raises(DataError, match=r"cannot be unpacked: .*set ZOO_CACHE to another folder"):
-        unpack_sample(tmp_path / "file" / "cache")
+        unpack_sample()
 
 
-def _unpack_together(cache: Path, barrier: Barrier, found: Queue[int]) -> None:
+def _unpack_together(barrier: Barrier, found: Queue[int]) -> None:
     barrier.wait()
-    found.put(len(list(unpack_sample(cache).glob("*/*/*.png"))))
+    found.put(len(list(unpack_sample().glob("*/*/*.png"))))
 
 
 @pytest.mark.dist
 @pytest.mark.usefixtures("few")
 def test_several_processes_may_unpack_at_once(tmp_path: Path) -> None:
-    cache = tmp_path / "cache"
     fork = multiprocessing.get_context("fork")  # the archive of this test is set in this process
     barrier, found = fork.Barrier(4), fork.Queue()
-    processes = [fork.Process(target=_unpack_together, args=(cache, barrier, found)) for _ in range(4)]
+    processes = [fork.Process(target=_unpack_together, args=(barrier, found)) for _ in range(4)]
     for process in processes:
         process.start()
     assert [found.get(timeout=60) for _ in processes] == [50] * 4
     for process in processes:
         process.join()
-    (tree,) = os.listdir(cache)
+    (tree,) = os.listdir(tmp_path / "cache")
     assert tree.startswith(f"{sample.SAMPLE_NAME}-")

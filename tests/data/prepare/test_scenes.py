@@ -23,7 +23,7 @@ def few(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "NUM_GARMENTS", FEW)
 
 
-def test_the_garments_of_a_scene_are_of_one_class_and_brighter_than_the_ground() -> None:
+def test_garments_are_of_one_class_and_brighter_than_ground() -> None:
     for index, (image, classes) in enumerate(islice(scenes("val"), 20)):
         assert set(np.unique(classes)) == {0, index % len(CLASSES) + 1}
         assert image[classes == 0].max() <= module.MAX_GROUND_VALUE
@@ -31,8 +31,9 @@ def test_the_garments_of_a_scene_are_of_one_class_and_brighter_than_the_ground()
 
 
 @pytest.mark.usefixtures("few")
-def test_the_folder_has_images_and_label_maps_in_the_layout_of_folders(tmp_path: Path) -> None:
-    tree = unpack_scenes(tmp_path)
+def test_folder_has_images_and_label_maps_in_layout_of_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ZOO_CACHE", str(tmp_path))
+    tree = unpack_scenes()
     for split, count in FEW.items():
         found = labeled_images(tree, split, "folders", 11, 255)
         assert (len(found.images), tuple(found.classes)) == (count, SCENE_CLASSES)
@@ -60,7 +61,7 @@ def test_validation_scenes_are_made_of_validation_images_alone(tmp_path: Path, m
     assert not any(np.array_equal(a.image, b.image) for a, b in zip(before["train"], after["train"], strict=True))
 
 
-def test_a_silhouette_has_the_dark_pixels_inside_but_none_that_reach_the_border() -> None:
+def test_silhouette_has_dark_pixels_inside_only() -> None:
     garment = np.zeros((28, 28), np.uint8)
     garment[4:24, 6:20] = 200
     garment[10:14, 10:14] = 0  # a hole

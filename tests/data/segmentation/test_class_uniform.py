@@ -18,6 +18,11 @@ from zoo.data.segmentation.label_maps import LabeledImages, labeled_images, read
 from zoo.errors import DataError
 
 
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ZOO_CACHE", str(tmp_path / "cache"))
+
+
 @pytest.fixture
 def found(tmp_path: Path) -> LabeledImages:
     """Five images: class 0 in all, class 1 in two, class 2 in one, class 3 in none."""
@@ -36,46 +41,43 @@ INDEX = [[1, 1, 0, 0], [1, 1, 0, 0], [1, 0, 0, 0], [1, 0, 1, 0], [1, 0, 0, 0]]
 
 
 @pytest.mark.parametrize("workers", [0, 3])
-def test_the_index_says_which_image_holds_which_class(found: LabeledImages, tmp_path: Path, workers: int) -> None:
-    index = load_class_index(found, workers=workers, cache=tmp_path / "cache")
+def test_index_maps_classes_to_images(found: LabeledImages, workers: int) -> None:
+    index = load_class_index(found, workers=workers)
     assert (index.dtype, index.tolist()) == (bool, [list(map(bool, row)) for row in INDEX])
 
 
-def test_the_index_is_read_once_and_again_when_a_label_map_changes(
-    found: LabeledImages, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_index_is_read_once_and_again_when_label_map_changes(
+    found: LabeledImages, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     reads: list[str] = []
     monkeypatch.setattr(
         class_uniform, "read_label", lambda path, table: reads.append(path.name) or read_label(path, table)
     )
-    cache = tmp_path / "cache"
-    first = load_class_index(found, cache=cache)
-    assert np.array_equal(load_class_index(found, cache=cache), first)
+    first = load_class_index(found)
+    assert np.array_equal(load_class_index(found), first)
     assert len(reads) == 5
     os.utime(found.root / found.labels[0], ns=(1, 1))
-    load_class_index(found, cache=cache)
+    load_class_index(found)
     assert len(reads) == 10
 
 
-def test_an_unwritable_cache_raises_an_error(found: LabeledImages, tmp_path: Path) -> None:
+def test_unwritable_cache_raises(found: LabeledImages, tmp_path: Path) -> None:
     (tmp_path / "cache").write_text("a file where a folder should be")
     with pytest.raises(DataError, match=r"cache/class-index: the index of classes cannot be made: Not a directory"):
-        load_class_index(found, cache=tmp_path / "cache")
+        load_class_index(found)
 
 
-def test_a_label_map_that_cannot_be_read_is_named(found: LabeledImages, tmp_path: Path) -> None:
+def test_unreadable_label_map_is_named(found: LabeledImages) -> None:
     bad = found.root / found.labels[1]
     bad.write_bytes(b"")
     with pytest.raises(DataError, match=f"{bad}: a label map cannot be read: "):
-        load_class_index(found, cache=tmp_path / "cache")
+        load_class_index(found)
     bad.unlink()
     with pytest.raises(DataError, match=f"{bad}: the index of classes cannot be made: No such file or directory"):
-        load_class_index(found, cache=tmp_path / "cache")
+        load_class_index(found)
 
 
-def test_classes_are_drawn_uniformly_and_then_the_images_that_hold_them(
-    found: LabeledImages, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_classes_are_drawn_uniformly_before_images(found: LabeledImages, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
         uniform = ClassUniform(found, np.array(INDEX, dtype=bool))
     assert "1 of 4 classes are in no training image and are not drawn: 3;" in caplog.text
@@ -88,7 +90,7 @@ def test_classes_are_drawn_uniformly_and_then_the_images_that_hold_them(
     assert all(150 < images[image] < 250 for image in range(5))
 
 
-def test_pixels_of_a_class_are_drawn_uniformly() -> None:
+def test_pixels_of_class_are_drawn_uniformly() -> None:
     classes = np.array([[0, 1, 0], [1, 0, IGNORE]])
     generator = Random(0)
     counts = Counter(draw_pixel(classes, 1, generator) for _ in range(400))
@@ -97,6 +99,6 @@ def test_pixels_of_a_class_are_drawn_uniformly() -> None:
     assert draw_pixel(classes, 2, generator) is None
 
 
-def test_label_maps_that_are_void_throughout_cannot_be_sampled(found: LabeledImages) -> None:
+def test_void_label_maps_cannot_be_sampled(found: LabeledImages) -> None:
     with pytest.raises(DataError, match=r"no training image has a pixel of any class; .*class_uniform"):
         ClassUniform(found, np.zeros((5, 4), dtype=bool))

@@ -51,7 +51,7 @@ def _png(path: Path, rows: list[bytes], width: int, bits: int, color_type: int =
     return path
 
 
-def test_folders_pair_images_and_label_maps_by_name_and_sub_folder(tmp_path: Path) -> None:
+def test_folders_pair_images_and_label_maps_by_path(tmp_path: Path) -> None:
     data = make_labeled(tmp_path)
     (data / "train" / "images" / "000.png").rename(data / "train" / "images" / "000.JPG")
     found = _find(data)
@@ -63,7 +63,7 @@ def test_folders_pair_images_and_label_maps_by_name_and_sub_folder(tmp_path: Pat
     assert len(_find(data, "val").images) == 3
 
 
-def test_classes_of_folders_are_named_by_a_file_whose_number_of_lines_has_to_fit(tmp_path: Path) -> None:
+def test_class_file_has_one_line_per_class(tmp_path: Path) -> None:
     data = make_labeled(tmp_path, 1, 1)
     (data / "classes.txt").write_text("ground\ncat\nçedilla\n", encoding="utf-8")
     assert _find(data).classes == ["ground", "cat", "çedilla"]
@@ -76,7 +76,7 @@ def test_classes_of_folders_are_named_by_a_file_whose_number_of_lines_has_to_fit
     assert _find(data).classes[0] == "ground"
 
 
-def test_cityscapes_has_the_19_classes_of_its_benchmark_and_all_else_is_void(tmp_path: Path) -> None:
+def test_cityscapes_has_19_classes_and_void(tmp_path: Path) -> None:
     for split, city in (("train", "aachen"), ("train", "bonn"), ("val", "ulm")):
         stem = tmp_path / "gtFine" / split / city / "a_000001_000019_gtFine"
         image = tmp_path / "leftImg8bit" / split / city / "a_000001_000019_leftImg8bit.png"
@@ -96,7 +96,7 @@ def test_cityscapes_has_the_19_classes_of_its_benchmark_and_all_else_is_void(tmp
         _find(tmp_path, layout="cityscapes")
 
 
-def test_coco_stuff_has_the_91_stuff_classes_one_below_their_number(tmp_path: Path) -> None:
+def test_coco_stuff_has_91_stuff_classes_one_below_their_number(tmp_path: Path) -> None:
     for split in ("train2017", "val2017"):
         make_pair(tmp_path / f"images/{split}/1.jpg", tmp_path / f"annotations/{split}/1.png", 0, 3)
     found = _find(tmp_path, layout="coco_stuff", num_classes=91)
@@ -140,15 +140,13 @@ def test_ids_are_read_unchanged_from_palette_and_gray_images(tmp_path: Path, tab
     assert np.array_equal(read, classes)
 
 
-def test_ids_of_one_two_and_four_bits_are_not_spread_over_the_range_of_a_byte(
-    tmp_path: Path, table: np.ndarray
-) -> None:
+def test_ids_of_less_than_8_bits_are_not_scaled(tmp_path: Path, table: np.ndarray) -> None:
     assert read_label(_png(tmp_path / "1.png", [b"\x40"], 2, 1), table).tolist() == [[0, 1]]
     assert read_label(_png(tmp_path / "2.png", [b"\x18"], 3, 2), table).tolist() == [[0, 1, 2]]
     assert read_label(_png(tmp_path / "4.png", [b"\x01\x20"], 3, 4), table).tolist() == [[0, 1, 2]]
 
 
-def test_ids_of_16_bits_beyond_a_byte_are_classes_of_their_own(tmp_path: Path) -> None:
+def test_ids_of_16_bits_beyond_byte_are_classes_of_their_own(tmp_path: Path) -> None:
     table = _find(make_labeled(tmp_path / "data", 1, 1), num_classes=3000).table
     label_map([[0, 2999, 256]], "I;16").save(tmp_path / "x.png")
     with pytest.raises(DataError, match="no class"):
@@ -163,13 +161,13 @@ def test_colors_are_no_ids(tmp_path: Path, table: np.ndarray, mode: str) -> None
         read_label(tmp_path / "x.png", table)
 
 
-def test_a_label_out_of_range_is_named_with_its_number_of_pixels(tmp_path: Path, table: np.ndarray) -> None:
+def test_label_out_of_range_is_named_with_its_number_of_pixels(tmp_path: Path, table: np.ndarray) -> None:
     label_map([[0, 3, 3, 254], [1, 2, 255, 3]]).save(tmp_path / "x.png")
     with pytest.raises(DataError, match=r"/x\.png: .*no class: 3 \(3 px\), 254 \(1 px\); correct"):
         read_label(tmp_path / "x.png", table)
 
 
-def test_an_unreadable_label_map_is_named(tmp_path: Path, table: np.ndarray) -> None:
+def test_unreadable_label_map_is_named(tmp_path: Path, table: np.ndarray) -> None:
     path = tmp_path / "x.png"
     label_map(random_classes(0, 3, 60, 60)).save(path)
     whole = path.read_bytes()
@@ -188,7 +186,7 @@ def test_image_and_label_map_of_different_sizes_are_both_named(tmp_path: Path, t
         read_pair(tmp_path / "a.jpg", tmp_path / "a.png", table)
 
 
-def test_the_exif_orientation_rotates_neither_image_nor_label_map(tmp_path: Path, table: np.ndarray) -> None:
+def test_exif_orientation_rotates_neither_image_nor_label_map(tmp_path: Path, table: np.ndarray) -> None:
     exif = Image.Exif()
     exif[0x0112] = 6
     random_image(0).save(tmp_path / "a.jpg", exif=exif)
@@ -206,7 +204,7 @@ def test_files_without_counterpart_are_all_named(tmp_path: Path) -> None:
         _find(data)
 
 
-def test_files_that_are_not_read_as_images_are_counted(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_files_not_read_as_images_are_counted(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     data = make_labeled(tmp_path)
     random_image(0).save(data / "train" / "images" / "000.jpg")
     (data / "train" / "images" / "notes.txt").touch()
@@ -215,12 +213,12 @@ def test_files_that_are_not_read_as_images_are_counted(tmp_path: Path, caplog: p
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_a_missing_folder_is_named(tmp_path: Path, layout: str) -> None:
+def test_missing_folder_is_named(tmp_path: Path, layout: str) -> None:
     with pytest.raises(DataError, match=rf"there is no such folder; segmentation\.layout {layout} needs it"):
         _find(tmp_path, layout=layout)
 
 
-def test_an_empty_folder_is_an_error(tmp_path: Path) -> None:
+def test_empty_folder_raises(tmp_path: Path) -> None:
     for name in ("images", "labels"):
         (tmp_path / "train" / name).mkdir(parents=True)
     with pytest.raises(

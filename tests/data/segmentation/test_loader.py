@@ -46,7 +46,7 @@ def _equal(first: list[Batch], second: list[Batch]) -> bool:
     )
 
 
-def test_training_batches_are_crops_with_the_classes_of_their_pixels(data: Path) -> None:
+def test_training_batches_are_crops_with_classes_of_their_pixels(data: Path) -> None:
     batches = _epochs(build_segmentation_train_loader(data, experiment()), 0)
     assert [batch.images.shape for batch in batches] == [(2, 3, 8, 8), (2, 3, 8, 8), (3, 3, 8, 8)]
     for batch in batches:
@@ -57,9 +57,7 @@ def test_training_batches_are_crops_with_the_classes_of_their_pixels(data: Path)
 
 
 @pytest.mark.parametrize("class_uniform", [False, True])
-def test_batches_are_the_same_for_any_number_of_workers_and_when_an_epoch_is_continued(
-    data: Path, class_uniform: bool
-) -> None:
+def test_batches_do_not_depend_on_workers_or_resume(data: Path, class_uniform: bool) -> None:
     config = experiment(class_uniform=class_uniform)
     expected = _epochs(build_segmentation_train_loader(data, config), 0, 1)
     assert not _equal(expected[:3], expected[3:])
@@ -68,7 +66,7 @@ def test_batches_are_the_same_for_any_number_of_workers_and_when_an_epoch_is_con
     assert _equal(_epochs(loader, 1, first_batch=2), expected[5:])
 
 
-def test_class_uniform_crops_hold_rare_classes_as_often_as_frequent_ones(tmp_path: Path) -> None:
+def test_class_uniform_crops_balance_rare_classes(tmp_path: Path) -> None:
     """One pixel of class 2 in one image of ten; each crop covers a twenty-fifth of an image."""
     for index in range(10):
         name = f"{index}.png"
@@ -101,7 +99,7 @@ def test_validation_batches_are_whole_images_at_their_own_size(data: Path) -> No
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_a_bad_label_map_arrives_as_one_line(data: Path, workers: int) -> None:
+def test_bad_label_map_arrives_as_one_line(data: Path, workers: int) -> None:
     bad = data / "val" / "labels" / "002.png"
     label_map([[7] * 12] * 10).save(bad)
     message = rf"^{bad}: a label map has values [^\n]*7 \(120 px\); [^\n]*; replace or remove the file"
@@ -109,7 +107,7 @@ def test_a_bad_label_map_arrives_as_one_line(data: Path, workers: int) -> None:
         list(build_segmentation_val_loader(data, experiment(), LoaderOptions(workers=workers)))
 
 
-def test_a_data_set_has_classes_files_and_a_digest_of_both(data: Path) -> None:
+def test_data_set_has_classes_files_and_digest_of_both(data: Path) -> None:
     (data / "classes.txt").write_text("a\nb\nc\n")
     images = build_segmentation_train_loader(data, experiment()).dataset
     assert (images.root, images.classes, len(images)) == (data, ["a", "b", "c"], 7)
@@ -120,7 +118,7 @@ def test_a_data_set_has_classes_files_and_a_digest_of_both(data: Path) -> None:
     assert digest != build_segmentation_train_loader(data, experiment()).dataset.names_digest()
 
 
-def test_classes_can_be_numbered_as_a_networks_outputs(data: Path) -> None:
+def test_classes_can_be_numbered_as_networks_outputs(data: Path) -> None:
     loader = build_segmentation_val_loader(data, experiment())
     before = [batch.targets for batch in loader]
     loader.dataset.number_classes([2, 0, 1])
@@ -129,7 +127,7 @@ def test_classes_can_be_numbered_as_a_networks_outputs(data: Path) -> None:
         assert torch.equal(batch.targets, renumbered[targets])
 
 
-def test_missing_files_and_another_number_of_classes_are_refused_before_the_first_batch(data: Path) -> None:
+def test_missing_files_and_other_num_classes_raise_early(data: Path) -> None:
     (data / "classes.txt").write_text("a\nb\nc\n")
     with pytest.raises(ConfigError, match=r"network\.num_classes = 4"):
         build_segmentation_train_loader(data, experiment(num_classes=4))

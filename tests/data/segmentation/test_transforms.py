@@ -42,7 +42,7 @@ def _check_together(image: Tensor, target: Tensor, tolerance: float) -> None:
     assert (columns - classes % 64).abs().max() <= tolerance
 
 
-def test_without_scaling_a_crop_is_a_part_of_the_image_or_of_its_mirror_image() -> None:
+def test_unscaled_crop_is_part_of_image_or_mirror_image() -> None:
     image, classes = _places(20, 30)
     seen = set()
     for seed in range(20):
@@ -68,7 +68,7 @@ def test_scaled_image_and_classes_stay_together(factor: float) -> None:
 
 
 @pytest.mark.parametrize("factor", [0.61, 0.7, 1.0, 1.37, 2.0])
-def test_a_crop_has_the_values_of_the_whole_image_scaled_and_then_cut(factor: float) -> None:
+def test_crop_has_values_of_the_whole_image_scaled_and_then_cut(factor: float) -> None:
     image = random_image(3, 53, 41)
     classes = np.arange(53 * 41, dtype=np.int32).reshape(41, 53)
     width, height = round(53 * factor), round(41 * factor)
@@ -90,7 +90,7 @@ def test_a_crop_has_the_values_of_the_whole_image_scaled_and_then_cut(factor: fl
             raise AssertionError("the classes are not a part of the scaled whole")
 
 
-def test_a_small_image_is_padded_at_the_right_and_the_bottom_with_the_mean_and_void() -> None:
+def test_small_image_is_padded_with_mean_and_void() -> None:
     image, classes = _places(6, 5)
     for seed in range(6):
         crop, target = _transform(8, mean=MEAN, std=STD, color_jitter_train=True, lighting_train=True)(
@@ -112,7 +112,7 @@ def test_factors_are_uniform_in_the_range() -> None:
 
 
 @pytest.mark.parametrize("factor", [0.6, 1.0, 2.0])
-def test_a_crop_contains_the_requested_pixel(factor: float) -> None:
+def test_crop_contains_requested_pixel(factor: float) -> None:
     image, classes = _places(33, 47)
     transform = _transform(12, factor, factor)
     generator = Random(0)
@@ -126,7 +126,7 @@ def test_a_crop_contains_the_requested_pixel(factor: float) -> None:
 
 
 @pytest.mark.parametrize(("size", "scaled"), [((13, 9), (20, 13)), ((9, 13), (13, 20)), ((40, 30), (20, 15))])
-def test_the_longer_side_is_scaled_and_the_label_map_is_not(size: tuple[int, int], scaled: tuple[int, int]) -> None:
+def test_longer_side_is_scaled_and_label_map_is_not(size: tuple[int, int], scaled: tuple[int, int]) -> None:
     image = random_image(0, *size)
     tensor, target = SegmentationVal([0.0] * 3, [1.0] * 3, 20)(
         image, np.zeros((size[1], size[0]), dtype=np.int32), None, Random(0)
@@ -135,13 +135,13 @@ def test_the_longer_side_is_scaled_and_the_label_map_is_not(size: tuple[int, int
     assert target.shape == (size[1], size[0])
 
 
-def test_sides_are_truncated_like_the_original_script_even_just_below_an_integer() -> None:
+def test_sides_are_truncated_like_original_script() -> None:
     """2048 / 3136 * 3136 is less than 2048 in floats, so that the published network was given one pixel less."""
     assert scale_to_longest_side(Image.new("RGB", (3136, 2352)), 2048).size == (2047, 1535)
     assert scale_to_longest_side(Image.new("RGB", (4032, 3024)), 2048).size == (2048, 1536)
 
 
-def test_an_image_that_scaling_would_make_empty_or_too_large_is_an_error() -> None:
+def test_image_scaled_to_nothing_or_too_large_raises() -> None:
     with pytest.raises(
         DataError, match=r"segmentation\.longest_side_val = 20: .*50 x 1 px would be resized to 20 x 0 px"
     ):

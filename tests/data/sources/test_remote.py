@@ -1,14 +1,13 @@
-"""Shards on a server are read as those of a folder, through a cache, with every fault of a server."""
+"""Shards on a server are read like shards in a folder, through a cache, with every fault of a server."""
 
 from __future__ import annotations
 
 import os
 import re
 import sys
-import threading
 from collections.abc import Callable, Iterator
 from functools import partial
-from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from http.server import SimpleHTTPRequestHandler
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,7 @@ import pytest
 import torch
 
 from tests.data.sample_images import make_splits, small_experiment
+from tests.local_server import LocalServer
 from zoo.cli import main
 from zoo.config.segmentation_section import Segmentation
 from zoo.data.dataset import open_source
@@ -53,21 +53,11 @@ class Handler(SimpleHTTPRequestHandler):
         pass
 
 
-class Server(ThreadingHTTPServer):
-    daemon_threads = True
-
+class Server(LocalServer):
     def __init__(self, folder: Path) -> None:
-        super().__init__(("127.0.0.1", 0), partial(Handler, directory=str(folder)))
+        super().__init__(partial(Handler, directory=str(folder)))
         self.asked: list[str] = []
         self.script: dict[str, list[Answer]] = {}
-        self.is_over = threading.Event()
-
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self.server_address[1]}"
-
-    def handle_error(self, *args: Any) -> None:
-        pass
 
 
 def _sends(content: bytes, length: int | None = None) -> Answer:
@@ -108,12 +98,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.fixture
 def server(local_shards: Path) -> Iterator[Server]:
     with Server(local_shards) as server:
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-        thread.start()
         yield server
-        server.is_over.set()
-        server.shutdown()
-        thread.join()
 
 
 @pytest.fixture
@@ -131,7 +116,7 @@ def _copies(cache: Path) -> list[str]:
 
 @pytest.mark.parametrize("protocol", ["http", "memory"])
 @pytest.mark.parametrize("workers", [0, 2])
-def test_batches_are_bit_identical_to_batches_of_the_folder(
+def test_batches_are_bit_identical_to_batches_of_folder(
     local_shards: Path, server: Server, memory: str, protocol: str, workers: int
 ) -> None:
     data = parse_data_path(server.url if protocol == "http" else memory)
@@ -156,7 +141,7 @@ def test_batches_are_bit_identical_to_batches_of_the_folder(
         )
 
 
-def test_an_epoch_resumes_in_the_middle_on_any_number_of_processes(server: Server) -> None:
+def test_epoch_resumes_in_the_middle_on_any_number_of_processes(server: Server) -> None:
     config, data = small_experiment(shuffle_shards=2), parse_data_path(server.url)
     alone = [list(batch.paths) for batch in build_train_loader(data, config)]
     for rank in range(2):
@@ -172,7 +157,7 @@ def test_an_epoch_resumes_in_the_middle_on_any_number_of_processes(server: Serve
     assert len(seen) == len(set(seen)) == 21
 
 
-def test_other_shards_at_the_address_are_another_cache(server: Server, local_shards: Path) -> None:
+def test_other_shards_at_address_are_another_cache(server: Server, local_shards: Path) -> None:
     root = parse_data_path(server.url) / "train"
     source = open_source(root)
     index = (local_shards / "val.index").read_bytes()
@@ -182,7 +167,7 @@ def test_other_shards_at_the_address_are_another_cache(server: Server, local_sha
     assert val._folder != source._folder
 
 
-def test_a_measurement_that_needs_a_local_folder_names_it(server: Server, tmp_path: Path, capsys: Any) -> None:
+def test_benchmark_on_url_asks_for_local_folder(server: Server, tmp_path: Path, capsys: Any) -> None:
     assert main(["data", "shard", server.url, str(tmp_path / "out")]) == 2
     assert "only shards of classification data are read from a server" in capsys.readouterr().err
     config = small_experiment().model_copy(update={"segmentation": Segmentation()})
@@ -213,7 +198,7 @@ def _refusal(root: Any, read: int | None = None) -> str:
         (_sends(b"x" * 10, 100), "the file cannot be fetched: .*IncompleteRead"),
     ],
 )
-def test_an_unavailable_index_raises_one_error(server: Server, cache: Path, answer: Answer, message: str) -> None:
+def test_unavailable_index_raises(server: Server, cache: Path, answer: Answer, message: str) -> None:
     server.script["/train.index"] = [answer] * 10
     assert re.search(message, _refusal(parse_data_path(server.url) / "train"))
     assert not cache.exists()
@@ -227,7 +212,7 @@ def _damaged(content: bytes, place: int) -> Answer:
 
 @pytest.mark.parametrize("times", [1, 9])
 @pytest.mark.parametrize("fault", ["image", "short", "long", "cut"])
-def test_a_damaged_shard_is_fetched_again(
+def test_damaged_shard_is_fetched_again(
     server: Server, local_shards: Path, cache: Path, fault: str, times: int
 ) -> None:
     content, size = (local_shards / "train" / "000000.tar").read_bytes(), 10240
@@ -249,14 +234,14 @@ def test_a_damaged_shard_is_fetched_again(
         assert _copies(cache) == []
 
 
-def test_an_unreachable_server_ends_the_run_with_its_address(server: Server) -> None:
+def test_unreachable_server_ends_run_with_its_address(server: Server) -> None:
     loader = build_train_loader(parse_data_path(server.url), small_experiment(shuffle_shards=2))
     server.script = {f"/train/{number:06}.tar": [_fails(404)] * 9 for number in range(6)}
     with pytest.raises(DataError, match=r"\.tar: .*the server answered 404 .*; check the address"):
         list(loader)
 
 
-def test_a_copy_damaged_later_is_fetched_again(server: Server, cache: Path) -> None:
+def test_copy_damaged_later_is_fetched_again(server: Server, cache: Path) -> None:
     source = open_source(parse_data_path(server.url) / "train")
     expected = source.read(0)
     (copy,) = cache.glob("*/000000.tar")
@@ -293,7 +278,7 @@ def _index_with(path: Path, change: Callable[[dict[str, Any], dict[str, np.ndarr
         lambda header, arrays: arrays["lengths"].__setitem__(0, 2**30 + 1),
     ],
 )
-def test_an_index_of_impossible_names_and_numbers_is_refused(local_shards: Path, tmp_path: Path, change: Any) -> None:
+def test_index_of_impossible_names_and_numbers_raises(local_shards: Path, tmp_path: Path, change: Any) -> None:
     for name in ("train.index", "train"):
         (tmp_path / name).symlink_to(local_shards / name)
     index = (local_shards / "train.index").read_bytes()
@@ -310,9 +295,7 @@ def test_an_index_of_impossible_names_and_numbers_is_refused(local_shards: Path,
         open_source(tmp_path / "train")
 
 
-def test_a_full_disk_and_a_cache_that_cannot_be_made_are_one_error(
-    server: Server, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_full_disk_and_unwritable_cache_raise(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     root = parse_data_path(server.url) / "train"
     source = open_source(root)
     with monkeypatch.context() as full:
@@ -330,7 +313,7 @@ def test_nothing_is_fetched_offline(server: Server, monkeypatch: pytest.MonkeyPa
     assert server.asked == []
 
 
-def test_a_password_is_sent_and_not_shown(server: Server) -> None:
+def test_password_is_sent_and_not_shown(server: Server) -> None:
     address = server.url.replace("://", "://me:secret@")
     source = open_source(parse_data_path(address) / "train")
     assert source.read(0)
@@ -338,7 +321,7 @@ def test_a_password_is_sent_and_not_shown(server: Server) -> None:
     assert "secret" not in _refusal(parse_data_path(address) / "val")
 
 
-def test_other_protocols_fail_with_one_error(memory: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_protocols_raise(memory: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "s3fs", None)
     assert "Install s3fs" in _refusal(parse_data_path("s3://a/b/train"))
     assert "Connection refused" in _refusal(parse_data_path("ftp://127.0.0.1:1/b/train"))

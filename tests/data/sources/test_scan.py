@@ -30,7 +30,7 @@ def test_images_and_classes_have_the_order_of_torchvision(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("target", ["..", "../..", "../b", "."])
-def test_a_folder_that_is_reached_twice_is_an_error(tmp_path: Path, target: str) -> None:
+def test_folder_reached_twice_raises(tmp_path: Path, target: str) -> None:
     root = make_folder(tmp_path / "data" / "train", {"a": 2, "b": 1})
     (root / "a" / "link").symlink_to(target, target_is_directory=True)
     (root / "a" / "other").symlink_to(target, target_is_directory=True)
@@ -38,7 +38,7 @@ def test_a_folder_that_is_reached_twice_is_an_error(tmp_path: Path, target: str)
         scan_folder(root)
 
 
-def test_a_fifo_and_a_broken_link_are_unreadable_images_and_never_waited_for(tmp_path: Path) -> None:
+def test_fifo_and_broken_link_are_unreadable_images(tmp_path: Path) -> None:
     root = make_folder(tmp_path / "train", {"a": 1})
     os.mkfifo(root / "a" / "fifo.png")
     (root / "a" / "broken.png").symlink_to("nowhere.png")
@@ -56,7 +56,7 @@ def test_a_fifo_and_a_broken_link_are_unreadable_images_and_never_waited_for(tmp
     ]
 
 
-def test_files_that_are_not_images_are_skipped_and_counted(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_files_not_images_are_skipped_and_counted(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     root = make_folder(tmp_path / "train", {"a": 1, "b": 1})
     for name in ("stray.png", "a/notes.TXT", "b/._000.png", "b/x.gif"):
         (root / name).write_text("text")
@@ -68,7 +68,7 @@ def test_files_that_are_not_images_are_skipped_and_counted(tmp_path: Path, caplo
     assert caplog.messages == [f"4 files are skipped, the first is a/notes.TXT; {root}"]
 
 
-def test_a_missing_folder_is_named_with_the_existing_folders(tmp_path: Path) -> None:
+def test_missing_folder_is_named_with_existing_folders(tmp_path: Path) -> None:
     make_folder(tmp_path / "training", {"a": 1})
     with pytest.raises(DataError, match=r"no folder train/ \(but training\); .*needs train/ and val/") as caught:
         scan_folder(tmp_path / "train")
@@ -78,13 +78,13 @@ def test_a_missing_folder_is_named_with_the_existing_folders(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("allow_empty", [False, True])
-def test_class_folders_without_any_image_are_an_error(tmp_path: Path, allow_empty: bool) -> None:
+def test_class_folders_without_images_raise(tmp_path: Path, allow_empty: bool) -> None:
     make_folder(tmp_path, {"a": 0, "b": 0})
     with pytest.raises(DataError, match="2 class folders and no image"):
         scan_folder(tmp_path, allow_empty)
 
 
-def test_an_empty_class_is_an_error_that_names_it(tmp_path: Path) -> None:
+def test_empty_class_raises(tmp_path: Path) -> None:
     make_folder(tmp_path, {"a": 1, **{f"empty{i:02}": 0 for i in range(12)}})
     with pytest.raises(DataError, match=r"12 of 13 class folders .*\(empty00, empty01, .*, empty09 and 2 more\)"):
         scan_folder(tmp_path)

@@ -39,7 +39,7 @@ def shards(data: Path, tmp_path: Path) -> Path:
     return tmp_path / "shards"
 
 
-def test_shards_hold_the_files_of_the_folder_in_another_order(data: Path, shards: Path) -> None:
+def test_shards_hold_files_of_folder_in_another_order(data: Path, shards: Path) -> None:
     folder = FolderSource(data / "train")
     expected = sorted((folder.read(index), int(folder.targets[index])) for index in range(21))
     source = open_source(shards / "train")
@@ -56,7 +56,7 @@ def test_shards_hold_the_files_of_the_folder_in_another_order(data: Path, shards
     assert [val.read(index) for index in range(21)] == [val_folder.read(index) for index in range(21)]
 
 
-def test_the_same_images_give_the_same_shards_to_the_byte(data: Path, shards: Path, tmp_path: Path) -> None:
+def test_same_images_give_the_same_shards_to_byte(data: Path, shards: Path, tmp_path: Path) -> None:
     for seed, is_same in (("0", True), ("1", False)):
         out = tmp_path / seed
         assert main(["data", "shard", str(data), str(out), "--per-shard", "4", "--seed", seed]) == 0
@@ -64,7 +64,7 @@ def test_the_same_images_give_the_same_shards_to_the_byte(data: Path, shards: Pa
         assert all(same) is is_same
 
 
-def test_shards_are_complete_or_not_there_and_replace_nothing(
+def test_shards_are_written_whole_and_replace_nothing(
     data: Path, shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["data", "shard", str(data), str(shards)]) == 2
@@ -77,7 +77,7 @@ def test_shards_are_complete_or_not_there_and_replace_nothing(
     assert not list(tmp_path.glob("new*"))
 
 
-def test_any_program_that_reads_tar_files_reads_them(data: Path, shards: Path) -> None:
+def test_tarfile_reads_shards(data: Path, shards: Path) -> None:
     source = open_source(shards / "train")
     with tarfile.open(shards / "train" / "000001.tar") as tar:
         assert tar.getnames() == [f"{number:09}.{kind}" for number in range(4, 8) for kind in ("png", "cls")]
@@ -88,9 +88,7 @@ def test_any_program_that_reads_tar_files_reads_them(data: Path, shards: Path) -
 
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("world", [1, 2])
-def test_training_sees_every_image_once_in_the_same_order_however_many_read(
-    shards: Path, workers: int, world: int
-) -> None:
+def test_order_does_not_depend_on_num_readers(shards: Path, workers: int, world: int) -> None:
     config = small_experiment(shuffle_shards=2, color_jitter_train=True)
     alone = [(batch.on(CPU), batch.targets, list(batch.paths)) for batch in build_train_loader(shards, config)]
     assert sorted(path for _, _, paths in alone for path in paths) == sorted(
@@ -105,7 +103,7 @@ def test_training_sees_every_image_once_in_the_same_order_however_many_read(
             assert torch.equal(batch.targets, targets[rank::world])
 
 
-def test_a_window_shuffles_shards_and_the_images_of_a_few_of_them(shards: Path) -> None:
+def test_window_shuffles_shards_and_images_of_few_of_them(shards: Path) -> None:
     source = open_source(shards / "train")
     shard_of = np.array([int(name[:6]) for name in source.names])
     seen = set()
@@ -126,7 +124,7 @@ def test_a_window_shuffles_shards_and_the_images_of_a_few_of_them(shards: Path) 
     )
 
 
-def test_zoo_trains_and_validates_on_shards_as_on_the_folder(
+def test_zoo_trains_and_validates_on_shards_as_on_folder(
     data: Path, shards: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The order of the images differs, but not the score of the same weights, which know the names of the classes."""
@@ -164,7 +162,7 @@ def _write_tar(path: Path, members: dict[str, bytes]) -> None:
             tar.addfile(member, io.BytesIO(content))
 
 
-def test_shards_of_others_are_indexed_on_first_use(data: Path, tmp_path: Path) -> None:
+def test_external_shards_are_indexed_on_first_use(data: Path, tmp_path: Path) -> None:
     image = (data / "train" / "ant" / "000.png").read_bytes()
     root = tmp_path / "others" / "train"
     _write_tar(
@@ -214,7 +212,7 @@ def test_class_names_are_the_same_from_every_editor(shards: Path, content: bytes
     ("content", "message"),
     [("ant\nbee\ncat\n".encode("utf-16-le"), "not UTF-8 text"), (b"ant\n \ncat\n", "line 2 is blank")],
 )
-def test_class_names_that_cannot_be_read_are_an_error(shards: Path, content: bytes, message: str) -> None:
+def test_unreadable_class_names_raise(shards: Path, content: bytes, message: str) -> None:
     (shards / "train" / "classes.txt").write_bytes(content)
     index_path(shards / "train").unlink()
     with pytest.raises(DataError, match=f"classes.txt: the class names cannot be read: .*{message}"):
@@ -261,7 +259,7 @@ def _device(tar: tarfile.TarFile) -> None:
         ({"1.png": b"x", "1.json": b"[" * 100_000}, "label in its .json is not a whole number"),
     ],
 )
-def test_shards_that_cannot_be_read_are_named(
+def test_unreadable_shards_are_named(
     tmp_path: Path, members: dict[str, bytes] | Callable[[tarfile.TarFile], None], message: str
 ) -> None:
     path = tmp_path / "train" / "0.tar"
@@ -275,13 +273,13 @@ def test_shards_that_cannot_be_read_are_named(
     assert not index_path(tmp_path / "train").exists()
 
 
-def test_an_index_of_other_shards_is_refused(shards: Path) -> None:
+def test_index_of_other_shards_raises(shards: Path) -> None:
     (shards / "train" / "000005.tar").unlink()
     with pytest.raises(DataError, match=r"belongs to other shards; .*remove it, and it is written again"):
         open_source(shards / "train")
 
 
-def test_bytes_that_changed_since_the_shard_was_written_are_named(shards: Path) -> None:
+def test_changed_bytes_of_shard_are_named(shards: Path) -> None:
     source = open_source(shards / "train")
     path, image = shards / "train" / "000000.tar", source.read(0)
     content = bytearray(path.read_bytes())
@@ -293,7 +291,7 @@ def test_bytes_that_changed_since_the_shard_was_written_are_named(shards: Path) 
     assert open_source(shards / "train").read(1) == source.read(1)
 
 
-def test_a_damaged_index_is_refused(shards: Path) -> None:
+def test_damaged_index_raises(shards: Path) -> None:
     path = index_path(shards / "train")
     whole = path.read_bytes()
     for cut in (0, 5, len(whole) // 2, len(whole) - 1):
@@ -308,7 +306,7 @@ def _without_index(shards: Path) -> Path:
 
 
 @pytest.mark.parametrize("damage", ["a byte of a header", "zeros over a header", "cut at a header", "cut in a header"])
-def test_a_truncated_shard_raises_an_error_instead_of_losing_images(shards: Path, damage: str) -> None:
+def test_truncated_shard_raises(shards: Path, damage: str) -> None:
     path = _without_index(shards)
     content = bytearray(path.read_bytes())
     with tarfile.open(path) as tar:
@@ -324,7 +322,7 @@ def test_a_truncated_shard_raises_an_error_instead_of_losing_images(shards: Path
         Shards(shards / "train")
 
 
-def test_class_names_other_than_the_index_names_raise_an_error(shards: Path) -> None:
+def test_class_names_other_than_in_index_raise(shards: Path) -> None:
     names = shards / "train" / "classes.txt"
     names.write_text(names.read_text().replace("ant", "bug"))
     with pytest.raises(DataError, match=r"classes.txt and the index have different names; remove it"):
@@ -333,7 +331,7 @@ def test_class_names_other_than_the_index_names_raise_an_error(shards: Path) -> 
     assert Shards(shards / "train").classes[0] == "bug"
 
 
-def test_the_digest_of_shards_depends_on_the_content_of_their_images(data: Path, tmp_path: Path) -> None:
+def test_digest_of_shards_depends_on_content_of_their_images(data: Path, tmp_path: Path) -> None:
     digests = set()
     for seed in ("0", "1"):
         assert main(["data", "shard", str(data), str(tmp_path / seed), "--seed", seed]) == 0

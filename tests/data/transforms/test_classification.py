@@ -51,7 +51,7 @@ def _close(result: Tensor, expected: np.ndarray) -> bool:
     return result.shape == expected.shape and bool(np.allclose(result.numpy(), expected, atol=1e-5))
 
 
-def test_validation_resizes_the_shorter_side_and_cuts_the_center() -> None:
+def test_validation_resizes_shorter_side_and_cuts_center() -> None:
     image = random_image(0, width=40, height=20)
     scaled = image.resize((32, 16), Image.Resampling.BILINEAR)
     expected = _normalized(scaled.crop((11, 3, 21, 13)))
@@ -68,7 +68,7 @@ def test_ten_crops_are_corners_center_and_their_mirror_images() -> None:
 
 
 @pytest.mark.parametrize("ten_crops", [False, True])
-def test_a_crop_larger_than_an_unscaled_image_is_an_error_and_not_padded(ten_crops: bool) -> None:
+def test_crop_larger_than_unscaled_image_raises(ten_crops: bool) -> None:
     with pytest.raises(DataError, match=r"crop of 11 px .* image of 40 x 10 px \(scale -1\)"):
         ValTransform(-1, 11, MEAN, STD, ten_crops)(random_image(0, width=40, height=10))
 
@@ -88,7 +88,7 @@ def test_training_crops_at_random_flips_and_normalizes(scale: int) -> None:
 
 
 @pytest.mark.parametrize(("height", "width"), [(375, 500), (500, 333), (60, 500)])
-def test_boxes_have_the_distribution_of_torchvision(height: int, width: int) -> None:
+def test_boxes_have_distribution_of_torchvision(height: int, width: int) -> None:
     count, generator = 4000, random_of_torch()
     ours = np.array([random_box(height, width, generator) for _ in range(count)], dtype=float)
     whole = torch.empty(3, height, width)
@@ -100,7 +100,7 @@ def test_boxes_have_the_distribution_of_torchvision(height: int, width: int) -> 
         assert np.abs(shares[0] - shares[1]).max() < 1.95 * (2 / count) ** 0.5
 
 
-def test_boxes_have_the_areas_and_ratios_of_the_settings() -> None:
+def test_boxes_have_areas_and_ratios_of_settings() -> None:
     boxes = np.array([random_box(300, 400, random_of_torch(), (0.3, 0.5), (0.9, 1.2)) for _ in range(500)], dtype=float)
     areas, ratios, *_ = _shapes(boxes, 300, 400)
     assert 0.295 * 120_000 < areas.min() < 0.31 * 120_000
@@ -110,7 +110,7 @@ def test_boxes_have_the_areas_and_ratios_of_the_settings() -> None:
 
 
 @pytest.mark.parametrize("scale", [-1, 28])
-def test_bicubic_crops_have_the_bits_of_pil(scale: int) -> None:
+def test_bicubic_crops_have_bits_of_pil(scale: int) -> None:
     image = random_image(0, width=40, height=30)
     encoded = io.BytesIO()
     image.save(encoded, format="JPEG")
@@ -165,7 +165,7 @@ def _noise(generator: Random, per_pixel: bool, rand_color: bool, shape: tuple[in
     return torch.empty(shape if per_pixel else (shape[0], 1, 1)).normal_()
 
 
-def test_a_rectangle_is_erased_after_normalization() -> None:
+def test_rectangle_is_erased_after_normalization() -> None:
     image = PILPixels(Image.new("RGB", (40, 40), (255, 255, 255)))
     settings = Input(crop_train=16, random_erasing_train=1.0)
     white = (1 - torch.tensor(MEAN)) / torch.tensor(STD)
@@ -200,7 +200,7 @@ def test_training_jitters_then_lights_then_normalizes() -> None:
 
 
 @pytest.mark.parametrize(("mode", "filling"), [("zeros", "constant"), ("reflect", "reflect")])
-def test_small_images_are_mirrored_and_padded_and_every_place_is_cropped_equally_often(mode: str, filling: str) -> None:
+def test_padded_images_are_cropped_uniformly(mode: str, filling: str) -> None:
     image = random_image(0, width=4, height=4)
     plain = _normalized(image)
     padded = [np.pad(part, [(0, 0), (2, 2), (2, 2)], mode=filling) for part in (plain, plain[:, :, ::-1])]
@@ -213,7 +213,7 @@ def test_small_images_are_mirrored_and_padded_and_every_place_is_cropped_equally
     assert 15 < min(counts) <= max(counts) < 70  # 40 on average, with a standard deviation of 6
 
 
-def test_cutout_blanks_one_square_to_the_mean_color_and_reaches_every_corner() -> None:
+def test_cutout_blanks_one_square_to_mean_color() -> None:
     image = Image.fromarray(np.full((6, 6, 3), 255, dtype=np.uint8))
     transform = TrainTransform(Input(crop_train=6, pad_train=0, cutout_train=4))
     places = set()
@@ -233,7 +233,7 @@ def test_cutout_blanks_one_square_to_the_mean_color_and_reaches_every_corner() -
         ({"crop_train": 8, "pad_train": 10, "pad_mode_train": "reflect"}, r"with 10 px of padding \(reflect\)"),
     ],
 )
-def test_an_image_too_small_for_its_padded_crop_is_an_error(settings: dict, message: str) -> None:
+def test_image_smaller_than_padded_crop_raises(settings: dict, message: str) -> None:
     with pytest.raises(DataError, match=message):
         TrainTransform(Input(**settings))(random_image(0, width=20, height=10))
 
@@ -248,7 +248,7 @@ UNCHANGED = Normalization([0.0] * 3, [1.0] * 3)
 
 
 @pytest.mark.parametrize("order", list(itertools.permutations(range(3))))
-def test_jitter_blends_saturation_brightness_and_contrast_and_any_order_is_the_same(order: list[int]) -> None:
+def test_jitter_blends_saturation_brightness_and_contrast(order: list[int]) -> None:
     images, generator = torch.stack([_as_tensor(random_image(seed)) for seed in range(12)]), Random(0)
     colors = torch.tensor([draw_colors(jitter=True, lighting=False, generator=generator) for _ in images])
     for image, change, result in zip(images, colors, finish(images, colors, UNCHANGED), strict=True):
@@ -265,14 +265,14 @@ def test_jitter_draws_factors_from_its_whole_range_and_does_not_clamp() -> None:
     assert torch.equal(colors[:, 3:], torch.zeros(2000, 3))
     assert (factors.amin(0) >= 0.6).all()
     assert (factors.amax(0) <= 1.4).all()
-    # The mean and the variance of each factor are those of a uniform distribution, and no two factors are alike.
+    # Each factor has the mean and variance of a uniform distribution, and no two factors are alike.
     assert torch.allclose(factors.mean(0), torch.ones(3), atol=0.02)
     assert torch.allclose(factors.T.cov(), torch.eye(3) * 0.8**2 / 12, atol=0.005)
     white = torch.full((2000, 3, 2, 2), 255, dtype=torch.uint8)  # neither saturation nor contrast changes it
     assert torch.allclose(finish(white, colors, UNCHANGED)[:, 0, 0, 0], factors[:, 1], atol=1e-6)
 
 
-def test_lighting_adds_one_color_along_the_published_components() -> None:
+def test_lighting_adds_one_color_along_published_components() -> None:
     generator = Random(0)
     colors = torch.tensor([draw_colors(jitter=False, lighting=True, generator=generator) for _ in range(4000)])
     assert torch.equal(colors[:, :3], torch.ones(4000, 3))
@@ -291,7 +291,7 @@ def test_lighting_adds_one_color_along_the_published_components() -> None:
 
 
 @pytest.mark.usefixtures("two_threads")
-def test_a_large_image_does_not_depend_on_the_number_of_threads() -> None:
+def test_large_image_does_not_depend_on_number_of_threads() -> None:
     settings = Input(crop_train=256, color_jitter_train=True, lighting_train=True)
     transform, image = TrainTransform(settings), random_image(0, width=300, height=300)
     for seed in range(3):
@@ -314,7 +314,7 @@ SMALL = Input(crop_train=8, pad_train=2, cutout_train=3)
         lambda: TrainTransform(SMALL),
     ],
 )
-def test_transforms_travel_to_workers_that_are_not_forked(make: object) -> None:
+def test_transforms_travel_to_workers_not_forked(make: object) -> None:
     image = random_image(0)
     transform = make()
     copy = pickle.loads(pickle.dumps(transform))
@@ -329,7 +329,7 @@ def _as_tensor(image: Image.Image) -> Tensor:
 
 
 @pytest.mark.parametrize("options", [{}, {"ten_crops": True}])
-def test_arrays_are_treated_as_the_image_that_they_hold(options: dict) -> None:
+def test_arrays_equal_their_images(options: dict) -> None:
     for mode in ("RGB", "L", "RGBA"):
         image = random_image(0, width=30, height=20).convert(mode)
         expected = transforms(CFG, **options)(image)
@@ -338,7 +338,7 @@ def test_arrays_are_treated_as_the_image_that_they_hold(options: dict) -> None:
 
 @pytest.mark.parametrize("options", [{}, {"ten_crops": True}])
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.float32, torch.float64])
-def test_a_tensor_that_is_not_resized_gives_the_same_bits_as_an_image(options: dict, dtype: torch.dtype) -> None:
+def test_tensor_not_resized_gives_the_same_bits_as_image(options: dict, dtype: torch.dtype) -> None:
     image = random_image(0, width=30, height=20)
     tensor = _as_tensor(image)
     if dtype != torch.uint8:
@@ -353,7 +353,7 @@ def test_a_tensor_that_is_not_resized_gives_the_same_bits_as_an_image(options: d
 
 
 @pytest.mark.parametrize("options", [{}, {"ten_crops": True}])
-def test_a_batch_is_treated_image_by_image(options: dict) -> None:
+def test_batch_is_treated_image_by_image(options: dict) -> None:
     batch = torch.stack([_as_tensor(random_image(seed, width=30, height=20)) for seed in range(3)])
     transform = transforms(CFG, **options)
     assert torch.equal(transform(batch), torch.stack([transform(image) for image in batch]))
@@ -378,9 +378,7 @@ def test_a_batch_is_treated_image_by_image(options: dict) -> None:
         (Image.new("RGB", (0, 20)), "0 x 20 px"),
     ],
 )
-def test_an_unsupported_image_type_is_refused_with_the_supported_types(
-    training: bool, image: object, message: str
-) -> None:
+def test_unsupported_image_type_raises_with_supported_types(training: bool, image: object, message: str) -> None:
     with pytest.raises(DataError, match=message):
         transforms(CFG, training=training)(image)
 
@@ -400,6 +398,6 @@ def test_an_unsupported_image_type_is_refused_with_the_supported_types(
         ("rensett18", {}, "rensett18"),
     ],
 )
-def test_inputs_that_cannot_be_preprocessed_raise_an_error(source: object, options: dict, message: str) -> None:
+def test_invalid_inputs_raise(source: object, options: dict, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         transforms(source, **options)

@@ -1,4 +1,4 @@
-"""Mixed images and targets are those of timm and torchvision, and the same however a batch is divided."""
+"""Mixed images and targets equal timm's and torchvision's, and do not depend on how a batch is divided."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_images_and_targets_equal_torchvisions() -> None:
         torch.testing.assert_close(mix_targets(targets, NUM_CLASSES, mix, partners(2, 1)), shares)
 
 
-def test_draws_have_the_probabilities_of_the_settings() -> None:
+def test_draws_have_probabilities_of_settings() -> None:
     generator, count = Random(0), 4000
     settings = Regularization(mixup=0.4, cutmix=1.0, mix_probability=0.75)
     drawn = [draw_mix(settings, 32, 32, generator) for _ in range(count)]
@@ -89,7 +89,7 @@ def test_draws_have_the_probabilities_of_the_settings() -> None:
 
 
 @pytest.mark.parametrize("num_images", [24, 20, 13, 12, 5])
-def test_an_image_has_the_same_partner_with_any_number_of_processes(num_images: int) -> None:
+def test_image_has_the_same_partner_with_any_number_of_processes(num_images: int) -> None:
     """The full batch has 24 images; others are last batches, in which images may have no partner."""
     whole = partners(num_images, half=12).tolist()
     paired = [index for index, partner in enumerate(whole) if partner != index]

@@ -69,7 +69,7 @@ def _as_image(tensor: Tensor) -> Image.Image:
     return Image.fromarray(tensor.permute(1, 2, 0).contiguous().numpy())
 
 
-def test_the_whole_input_pipeline_is_bit_identical() -> None:
+def test_whole_input_pipeline_is_bit_identical() -> None:
     settings = parse_experiment({"input": {"crop_train": 24, "color_jitter_train": True, "lighting_train": True}}, "x")
     encoded = _encoded(random_image(0, width=40, height=33))
     for transform in (
@@ -86,7 +86,7 @@ def test_the_whole_input_pipeline_is_bit_identical() -> None:
 
 
 @pytest.mark.parametrize("orientation", [1, 2, 3, 6, 8])
-def test_the_exif_orientation_is_not_applied(orientation: int) -> None:
+def test_exif_orientation_is_not_applied(orientation: int) -> None:
     image = random_image(0, width=75, height=53)
     exif = Image.Exif()
     exif[274] = orientation
@@ -101,7 +101,7 @@ def test_damaged_files_are_named() -> None:
             open_pixels(damaged, "a.jpg").part(Box(0, 0, 53, 75)).tensor()
 
 
-def test_a_changed_decoder_or_resizer_is_noticed() -> None:
+def test_changed_decoder_or_resizer_is_noticed() -> None:
     """The published scores belong to these bits. If this fails after an update of PIL or torchvision, so do they."""
     for image in (PILPixels(Image.open(GOLDEN)), open_pixels(read_bytes(GOLDEN), "image.jpg")):
         pixels = ValTransform(48, 40, [0.5] * 3, [0.25] * 3).draw(image, Random(0)).pixels

@@ -82,7 +82,7 @@ def test_policies_named_after_timm_equal_timms(aa: str, interpolation: str) -> N
     assert changed >= 3
 
 
-def test_a_number_is_the_strength_of_torchvisions_color_jitter_which_follows_the_policy() -> None:
+def test_number_is_strength_of_torchvisions_color_jitter() -> None:
     image = random_image(0, width=20, height=20)
     policy = Policy(_input(augment_train="trivialaugment", color_jitter_train=0.3))
     for seed in range(4):
@@ -93,7 +93,7 @@ def test_a_number_is_the_strength_of_torchvisions_color_jitter_which_follows_the
     assert Policy(_input(color_jitter_train=0)).transforms == []
 
 
-def test_images_are_augmented_after_crop_and_flip_and_before_normalization() -> None:
+def test_policy_runs_between_flip_and_normalization() -> None:
     image = random_image(0, width=40, height=30)
     plain, augmented = Input(crop_train=16), _input(crop_train=16, augment_train="randaugment")
     for seed in range(6):
@@ -107,7 +107,7 @@ def test_images_are_augmented_after_crop_and_flip_and_before_normalization() -> 
     assert torch.equal(Policy(augmented)(values, Random(1)), Policy(augmented)(rounded, Random(1)))
 
 
-def test_a_policy_that_timm_rejects_names_the_setting(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_policy_rejected_by_timm_names_setting(monkeypatch: pytest.MonkeyPatch) -> None:
     settings = _input(augment_train="timm:rand-z9")
     with monkeypatch.context() as patch:
         patch.setattr("zoo.data.transforms.policies.find_spec", lambda name: None)
@@ -118,7 +118,7 @@ def test_a_policy_that_timm_rejects_names_the_setting(monkeypatch: pytest.Monkey
         TrainTransform(settings)
 
 
-def test_arguments_that_torchvision_rejects_are_named_with_their_setting() -> None:
+def test_arguments_rejected_by_torchvision_name_setting() -> None:
     for params in ({"magnitde": 3}, {"interpolation": "cubic"}):
         with pytest.raises(
             ConfigError, match=r"augment_params_train = .*(magnitde|cubic).*see torchvision.transforms.v2"

@@ -10,9 +10,9 @@ import torch.nn.functional as F
 
 from tests.formula import activated_batch_norm, relative_error
 from zoo.benchmark.variants import STRATEGIES, bn_act_conv
-from zoo.ops.abn.kernels import NormSettings
+from zoo.ops.abn.kernels import KERNELS
 from zoo.ops.abn.norm_act_conv import join, norm_act_conv
-from zoo.ops.abn.reference import statistics
+from zoo.ops.abn.reference import NormSettings
 from zoo.ops.abn.statistics import Statistics
 from zoo.ops.convolution import Convolution, convolution_dtype
 
@@ -41,7 +41,7 @@ def leaves(channels=(6,), size=3, groups=1, dtype=torch.float64, seed=0):
 def run(weight, bias, conv_weight, conv_bias, *inputs, geometry=PLAIN, activation=("leaky_relu", 0.01), fixed=None):
     with torch.no_grad():
         joined = join(inputs)
-        taken = Statistics(*statistics(joined), joined.numel() // joined.shape[1], None)
+        taken = Statistics(*KERNELS["reference"].statistics(joined), joined.numel() // joined.shape[1], None)
     settings = NormSettings(weight, bias, 1e-5, *activation)
     convolution = Convolution(*geometry, convolution_dtype(joined))
     return norm_act_conv(inputs, joined, fixed or taken, settings, conv_weight, conv_bias, convolution)
@@ -66,7 +66,7 @@ def worst(actual, expected):
 @pytest.mark.parametrize("activation", ACTIVATIONS, ids=lambda activation: activation[0])
 @pytest.mark.parametrize("channels", [(6,), (3, 1, 2)], ids=["one input", "three inputs"])
 @pytest.mark.parametrize("convolution", CONVOLUTIONS)
-def test_outputs_and_gradients_equal_autograd_of_the_formula(convolution, channels, activation):
+def test_outputs_and_gradients_equal_autograd_of_formula(convolution, channels, activation):
     size, geometry = CONVOLUTIONS[convolution]
     tensors = leaves(channels, size, geometry[3])
     before = [tensor.detach().clone() for tensor in tensors]
@@ -77,7 +77,7 @@ def test_outputs_and_gradients_equal_autograd_of_the_formula(convolution, channe
     assert all(torch.equal(tensor, old) for tensor, old in zip(tensors, before, strict=True))
 
 
-def test_statistics_that_do_not_depend_on_the_input_are_constants_in_backward():
+def test_constant_statistics_are_constant_in_backward():
     tensors = leaves((4, 2), 1)
     mean, var = torch.randn(6, dtype=torch.float64), torch.rand(6, dtype=torch.float64) + 0.5
     out = run(*tensors, fixed=Statistics(mean, var, None, None))
@@ -101,7 +101,7 @@ def test_only_inputs_that_require_gradients_receive_them(trained):
     assert worst(gradients(run(*tensors), wanted), gradients(run_formula(*tensors), wanted)) < 1e-10
 
 
-def test_an_input_that_several_layers_read_receives_the_gradients_of_all():
+def test_input_of_several_layers_receives_all_gradients():
     weight, bias, conv_weight, conv_bias, a, b = tensors = leaves((4, 2))
 
     def chain(layer):
@@ -116,7 +116,7 @@ def test_an_input_that_several_layers_read_receives_the_gradients_of_all():
     assert worst(gradients(chain(padded(run)), tensors), gradients(chain(padded(run_formula)), tensors)) < 1e-10
 
 
-def test_only_the_inputs_are_kept():
+def test_only_inputs_are_kept():
     tensors = leaves((4, 2))
     out = run(*tensors)
     kept = [tensor for tensor in out.grad_fn.saved_tensors if tensor is not None and tensor.dim() == 4]
@@ -124,7 +124,7 @@ def test_only_the_inputs_are_kept():
     assert storages == {tensors[4].data_ptr(), tensors[5].data_ptr()}
 
 
-def test_an_input_modified_before_backward_raises():
+def test_input_modified_before_backward_raises():
     *parameters, x = leaves()
     x = x * 1
     out = run(*parameters, x)
@@ -149,13 +149,13 @@ def test_half_precision_agrees_within_its_own_rounding(dtype):
     out, truth = run(*tensors), run_formula(*exact)
     found = gradients(out, tensors)
     assert all(gradient.dtype == dtype for gradient in found)
-    # The gradient of conv_bias is a sum of 105 numbers in half precision. All others are as precise as those of the
+    # The gradient of conv_bias is a sum of 105 numbers in half precision. All others are as precise as in the
     # in-place norm, with a convolution on both sides.
     assert worst(found, gradients(truth, exact)) < 16 * torch.finfo(dtype).eps
 
 
 @pytest.mark.parametrize("inner", [torch.float32, torch.bfloat16, torch.float64])
-def test_under_autocast_dtypes_equal_an_ordinary_convolution(inner):
+def test_under_autocast_dtypes_equal_ordinary_convolution(inner):
     *parameters, a, b = leaves((4, 2), dtype=torch.float64 if inner == torch.float64 else torch.float32)
     inputs = [x.detach().to(inner).requires_grad_() for x in (a, b)]
     with torch.no_grad():
@@ -169,7 +169,7 @@ def test_under_autocast_dtypes_equal_an_ordinary_convolution(inner):
     assert worst(found, expected) < 16 * torch.finfo(inner if inner == torch.float64 else torch.bfloat16).eps
 
 
-def test_under_autocast_an_ordinary_use_of_the_same_kernel_keeps_its_gradient():
+def test_autocast_cache_keeps_gradient_of_shared_kernel():
     weight, bias, conv_weight, _, x = leaves((6,), 1, dtype=torch.float32)
     with torch.autocast("cpu", torch.bfloat16):
         run(weight, bias, conv_weight, None, x)
@@ -179,7 +179,7 @@ def test_under_autocast_an_ordinary_use_of_the_same_kernel_keeps_its_gradient():
 
 @pytest.mark.parametrize(("size", "groups"), [(1, 1), (3, 1), (3, 2)])
 @pytest.mark.parametrize("strategy", STRATEGIES)
-def test_the_five_strategies_of_the_paper_have_the_gradients_of_the_formula(strategy, size, groups):
+def test_five_strategies_of_paper_have_gradients_of_formula(strategy, size, groups):
     gamma, beta, conv_weight, _, x = leaves((6,), size, groups)
     tensors = [x, gamma, beta, conv_weight]
     out = bn_act_conv(x, gamma, beta, conv_weight, strategy, groups)

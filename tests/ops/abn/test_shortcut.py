@@ -7,7 +7,7 @@ import torch
 
 from tests.formula import activated_batch_norm, relative_error
 from tests.ops.abn.test_functional import ACTIVATIONS, make, run, run_formula
-from zoo.ops.abn import inplace_abn
+from zoo.ops.abn.functional import inplace_abn
 
 SHAPE = (3, 4, 6, 5)
 # The smaller the last scale, the less of x_hat is left in the sum.
@@ -23,7 +23,7 @@ def make_with_shortcut(shape=SHAPE, dtype=torch.float64, weight=None):
 @pytest.mark.parametrize("inplace", [True, False])
 @pytest.mark.parametrize(("activation", "param"), ACTIVATIONS)
 @pytest.mark.parametrize("shape", [SHAPE, (4, 3), (1, 1, 7, 5)])
-def test_float64_outputs_and_gradients_equal_autograd_of_the_formula(shape, activation, param, inplace):
+def test_float64_outputs_and_gradients_equal_autograd_of_formula(shape, activation, param, inplace):
     case = make_with_shortcut(shape)
     settings = {"activation": activation, "activation_param": param}
     for ours, truth in zip(run(*case, inplace=inplace, **settings), run_formula(*case, **settings), strict=True):
@@ -31,7 +31,7 @@ def test_float64_outputs_and_gradients_equal_autograd_of_the_formula(shape, acti
 
 
 @pytest.mark.parametrize("scale", LAST_SCALES)
-def test_float32_is_as_exact_as_its_rounding_over_the_scale_allows(scale):
+def test_float32_is_as_exact_as_its_rounding_over_scale_allows(scale):
     case = make_with_shortcut((6, 4, 9, 7), torch.float32, torch.full((4,), scale, dtype=torch.float64))
     lost = torch.finfo(torch.float32).eps * 2 / (scale + 1e-5)  # rms of the sum: below 2
     for name, ours, truth in zip(["z", "dx", "dw", "db", "ds"], run(*case), run_formula(*case), strict=True):
@@ -40,7 +40,7 @@ def test_float32_is_as_exact_as_its_rounding_over_the_scale_allows(scale):
 
 @pytest.mark.parametrize("scale", [1.0, 0.2, 1e-2])
 @pytest.mark.parametrize(("dtype", "worst"), [(torch.bfloat16, 0.35), (torch.float16, 0.05)])
-def test_half_precision_is_accurate_where_the_scale_follows_the_rule(dtype, worst, scale):
+def test_half_precision_is_accurate_where_scale_follows_rule(dtype, worst, scale):
     case = make_with_shortcut((6, 4, 9, 7), dtype, torch.full((4,), scale, dtype=torch.float64))
     for ours, truth in zip(run(*case), run_formula(*case), strict=True):
         ours, truth = ours.double(), truth.double()
@@ -48,13 +48,13 @@ def test_half_precision_is_accurate_where_the_scale_follows_the_rule(dtype, wors
         assert (ours - truth).square().mean().sqrt() < worst * truth.square().mean().sqrt()
 
 
-def test_half_precision_with_a_scale_of_zero_loses_the_gradient_of_the_scale():
+def test_half_precision_with_scale_of_zero_loses_gradient_of_scale():
     case = make_with_shortcut((6, 4, 9, 7), torch.bfloat16, torch.zeros(4, dtype=torch.float64))
     ours, truth = run(*case)[2], run_formula(*case)[2]
     assert relative_error(ours, truth) > 0.5
 
 
-def test_evaluation_uses_the_running_statistics_and_gives_the_gradients_of_constants():
+def test_evaluation_uses_running_statistics_and_gives_gradients_of_constants():
     x, w, b, dz, shortcut = make_with_shortcut()
     mean, var = torch.randn(4).double(), torch.rand(4).double() + 0.5
     leaves = [t.clone().requires_grad_() for t in (x, shortcut, w, b)]
@@ -68,7 +68,7 @@ def test_evaluation_uses_the_running_statistics_and_gives_the_gradients_of_const
         assert relative_error(ours, expected) < 1e-10
 
 
-def test_only_the_result_is_new_and_the_shortcut_stays_unchanged():
+def test_only_result_is_new_and_shortcut_stays_unchanged():
     x, w, b, _, shortcut = make_with_shortcut()
     kept = []
     leaf, shortcut_leaf = x.clone().requires_grad_(), shortcut.clone().requires_grad_()
@@ -79,7 +79,7 @@ def test_only_the_result_is_new_and_the_shortcut_stays_unchanged():
     assert torch.equal(shortcut_leaf, shortcut)
 
 
-def test_a_shortcut_that_is_overwritten_before_backward_raises():
+def test_shortcut_overwritten_before_backward_raises():
     x, w, b, dz, shortcut = make_with_shortcut()
     s = shortcut.clone()
     z = inplace_abn(x.clone().requires_grad_() * 1, w, b, None, None, shortcut=s)
@@ -89,7 +89,7 @@ def test_a_shortcut_that_is_overwritten_before_backward_raises():
 
 
 @pytest.mark.parametrize("bad", [torch.zeros(3, 4, 6, 1).double(), torch.zeros(SHAPE)])
-def test_a_shortcut_of_another_shape_or_dtype_is_refused(bad):
+def test_shortcut_of_another_shape_or_dtype_raises(bad):
     x, w, b, _, _ = make_with_shortcut()
     with pytest.raises(ValueError, match="the shortcut"):
         inplace_abn(x, w, b, None, None, shortcut=bad)
@@ -103,7 +103,7 @@ def test_layouts_may_differ_between_input_and_shortcut(layout):
         assert relative_error(ours, same) < 1e-12
 
 
-def test_a_shortcut_that_would_be_overwritten_itself_is_refused():
+def test_shortcut_aliasing_the_input_raises():
     x, w, b, _, _ = make_with_shortcut()
     with pytest.raises(ValueError, match="share memory"):
         inplace_abn(x, w, b, None, None, shortcut=x.view(-1).view(x.shape))

@@ -1,4 +1,4 @@
-"""The Triton kernels: their results in Triton's interpreter and on a GPU, their compiled code, and what they start."""
+"""The Triton kernels: their results in Triton's interpreter and on a GPU, their compiled code, and their launches."""
 
 from __future__ import annotations
 
@@ -25,11 +25,12 @@ from tests.ops.triton_cases import (
 from tests.ops.triton_stub import Operations, interpret, stubbed
 from zoo.layers import InPlaceABN, InPlaceABNSync
 from zoo.ops.abn import triton
+from zoo.ops.backend import unavailable_reason
 
 pytestmark = pytest.mark.slow  # Triton's interpreter
 KERNELS = ["statistics", "combine_statistics", "apply", "backward_reduce", "combine_sums", "backward_apply"]
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-needs_triton = pytest.mark.skipif(triton.unavailable_reason() is not None, reason=str(triton.unavailable_reason()))
+needs_triton = pytest.mark.skipif(unavailable_reason("triton") is not None, reason=str(unavailable_reason("triton")))
 
 
 @pytest.fixture(scope="module")
@@ -50,21 +51,21 @@ def measured() -> dict[str, Any]:
 
 @needs_triton
 @pytest.mark.parametrize("name", CASES)
-def test_outputs_and_gradients_equal_the_formula_and_the_reference(found, name):
+def test_outputs_and_gradients_equal_formula_and_reference(found, name):
     assert_equals_the_formula(CASES[name], found["cases"][name])
     assert_equals_the_reference(CASES[name], found["cases"][name])
 
 
 @needs_triton
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_the_variance_survives_a_mean_a_thousand_deviations_away(found, layout):
+def test_variance_is_accurate_at_large_mean(found, layout):
     assert found["large mean"][layout] < 1e-5
 
 
 @needs_triton
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("dtype", FLOATS)
-def test_a_saturated_elu_gives_the_finite_gradients_of_the_reference(found, dtype, layout):
+def test_saturated_elu_gives_finite_gradients_of_reference(found, dtype, layout):
     result = found["saturated"][f"{dtype} {layout}"]
     assert result["saturated"]
     assert result["finite"]
@@ -73,7 +74,7 @@ def test_a_saturated_elu_gives_the_finite_gradients_of_the_reference(found, dtyp
 
 @needs_triton
 @pytest.mark.parametrize("dtype", ELU_ERRORS)
-def test_an_elu_near_zero_does_not_cancel(found, dtype):
+def test_elu_near_zero_does_not_cancel(found, dtype):
     assert found["small elu"][dtype]["value"] < ELU_ERRORS[dtype]
     assert found["small elu"][dtype]["inverse"] < ELU_ERRORS[dtype]
 
@@ -81,7 +82,7 @@ def test_an_elu_near_zero_does_not_cancel(found, dtype):
 @needs_triton
 @pytest.mark.parametrize("activation", small_scales.ACTIVATIONS)
 @pytest.mark.parametrize(("dtype", "layout"), SMALL_SCALES)
-def test_no_gradient_is_further_from_the_truth_than_it_can_be_large(found, dtype, layout, activation):
+def test_gradient_errors_are_bounded(found, dtype, layout, activation):
     small_scales.assert_bounded(found["small scales"][f"{dtype} {layout} {activation}"], dtype)
 
 
@@ -93,7 +94,7 @@ def test_tensors_without_elements_give_zeros_and_empty_results(found):
 @needs_triton
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("dtype", ["float64", "float32", "bfloat16"])
-def test_running_statistics_update_like_torchs_alone_and_over_a_group(found, dtype, layout):
+def test_running_statistics_update_like_torchs_alone_and_over_group(found, dtype, layout):
     errors = found["running"][f"{dtype} {layout}"]
     assert len(errors) == 9
     assert max(errors.values()) < (1e-12 if dtype == "float64" else 1e-6), errors
@@ -124,7 +125,7 @@ SHAPES += [(256, 256, 56, 56), (256, 1024, 14, 14), (256, 512, 7, 7), (8, 2048, 
 @pytest.mark.parametrize("reducing", [True, False])
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("shape", SHAPES)
-def test_programs_are_on_the_device_at_once_or_leave_few_places_empty(shape, layout, reducing):
+def test_programs_are_on_device_at_once_or_leave_few_places_empty(shape, layout, reducing):
     tiling = triton.tiling_of(lay_out(torch.empty(shape, dtype=torch.bfloat16, device="meta"), layout), reducing)
     assert tiling.outer * tiling.groups * tiling.units * tiling.unit == math.prod(shape)
     assert tiling.rows * tiling.cols <= triton.TILE
@@ -138,7 +139,7 @@ def test_programs_are_on_the_device_at_once_or_leave_few_places_empty(shape, lay
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_planes_that_no_vector_divides_are_read_in_rows_of_several_channels(shape):
+def test_indivisible_planes_are_read_in_rows_of_channels(shape):
     planes, few = math.prod(shape[2:]), shape[0] * 2 < 24
     for reducing in (True, False):
         tiling = triton.tiling_of(torch.empty(shape, dtype=torch.bfloat16, device="meta"), reducing)
@@ -147,13 +148,13 @@ def test_planes_that_no_vector_divides_are_read_in_rows_of_several_channels(shap
         assert tiling.unit % 8 == 0 or not widened
 
 
-def test_a_row_of_more_than_32_bits_is_counted_in_64():
+def test_row_of_more_than_32_bits_is_counted_in_64():
     tiling = triton.tiling_of(torch.empty(1, 1, 2**16, 2**16, device="meta"))
     assert tiling.unit == 1
     assert tiling.units == 2**32
 
 
-def test_the_last_tile_of_a_row_does_not_end_beyond_32_bits_either():
+def test_last_tile_of_row_does_not_end_beyond_32_bits_either():
     for inner in (2**31 - 1024, 2**31 - 512, 2**31 - 16):
         tiling = triton.tiling_of(torch.empty(1, 1, inner, device="meta"))
         assert tiling.unit == 1 or -(-inner // tiling.cols) * tiling.cols <= 2**31 - 1
@@ -161,7 +162,7 @@ def test_the_last_tile_of_a_row_does_not_end_beyond_32_bits_either():
 
 
 @pytest.mark.parametrize("slices", [lambda x: x[:, 2:6], lambda x: x[..., ::2]])
-def test_a_part_of_a_channels_last_tensor_is_copied_in_its_layout(slices):
+def test_part_of_channels_last_tensor_is_copied_in_its_layout(slices):
     part = slices(lay_out(torch.randn(2, 8, 6, 6), "channels_last"))
     dense = triton._dense(part)
     assert torch.equal(dense, part)
@@ -206,7 +207,7 @@ def test_kernels_compile_without_atomics_and_access_128_bits_at_once(shape, layo
         assert "combine" in name or re.search(r"\b(ld|st)\.global\S*\.(v4\.[a-z]32|v2\.[a-z]64)", each["ptx"])
 
 
-def test_blocks_per_multiprocessor_match_the_occupancy_calculator():
+def test_blocks_per_multiprocessor_match_occupancy_calculator():
     limits = triton.MultiprocessorLimits(registers=65536, shared_bytes=233472, threads=2048)  # of an H100
     found = {used: triton.resident_blocks(used, 512, 4, limits) for used in (32, 64, 72, 80, 96, 168, 255)}
     assert found == {32: 16, 64: 8, 72: 7, 80: 6, 96: 5, 168: 3, 255: 2}
@@ -219,14 +220,14 @@ def test_blocks_per_multiprocessor_match_the_occupancy_calculator():
     ("dtype", "parameters"),
     [("float32", "float32"), ("bfloat16", "float32"), ("bfloat16", "bfloat16"), ("float16", "float16")],
 )
-def test_a_training_step_of_a_norm_is_six_kernels_and_the_count_of_the_batches(dtype, parameters, shortcut):
+def test_training_step_of_norm_is_six_kernels_and_count_of_batches(dtype, parameters, shortcut):
     started = launches(InPlaceABN(64, dtype=getattr(torch, parameters)), getattr(torch, dtype), shortcut)
     assert started == [*KERNELS, "add_"]
 
 
 @needs_triton
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_synchronized_norm_launches_at_most_four_more_operations(dtype):
+def test_synchronized_norm_launches_at_most_four_more_operations(dtype):
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
     torch.distributed.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
@@ -240,7 +241,7 @@ def test_a_synchronized_norm_launches_at_most_four_more_operations(dtype):
 
 @needs_triton
 @pytest.mark.parametrize("shortcut", [False, True])
-def test_a_gradient_in_another_layout_is_copied_once(shortcut):
+def test_gradient_in_another_layout_is_copied_once(shortcut):
     x, joined = torch.randn(2, 64, 14, 14, requires_grad=True), torch.randn(2, 80, 14, 14)
     layer = InPlaceABN(64)
     layer.inplace = False

@@ -53,7 +53,7 @@ def assert_close(found: list[Tensor], expected: list[Tensor]) -> None:
         torch.testing.assert_close(ours, truth, rtol=1e-3, atol=1e-4)
 
 
-def test_a_compiled_network_holds_the_bytes_of_eager_lean_training() -> None:
+def test_compiled_network_holds_bytes_of_eager_lean_training() -> None:
     plain, module, eager = convolutions(), convolutions(), lean(convolutions())
     function = compiled(module)
     assert_close(train(module, function), train(plain, torch.compile(plain)))
@@ -61,7 +61,7 @@ def test_a_compiled_network_holds_the_bytes_of_eager_lean_training() -> None:
     assert held(function, x) < 1.1 * held(eager, x)  # no copies of weights either
 
 
-def test_a_budget_holds_less_with_the_same_results() -> None:
+def test_budget_holds_less_with_the_same_results() -> None:
     modules = [nn.Sequential(*(nn.Sequential(nn.Linear(256, 256), nn.GELU()) for _ in range(8))) for _ in range(2)]
     modules[1].load_state_dict(modules[0].state_dict())
     x = torch.randn(512, 256)
@@ -114,7 +114,7 @@ def test_masks_are_drawn_once_and_side_effects_occur_once() -> None:
     assert module.calls == 3
 
 
-def test_a_dropout_that_nothing_reads_moves_the_random_state() -> None:
+def test_unused_dropout_advances_random_state() -> None:
     class Network(nn.Module):
         def forward(self, x: Tensor) -> Tensor:
             F.dropout(x.sin(), 0.5)
@@ -133,7 +133,7 @@ def test_a_dropout_that_nothing_reads_moves_the_random_state() -> None:
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
-def test_masks_that_are_drawn_on_cuda_are_saved(device: str) -> None:
+def test_masks_drawn_on_cuda_are_saved(device: str) -> None:
     import torch._inductor.inductor_prims  # registers the operations
 
     with FakeTensorMode():
@@ -162,6 +162,6 @@ def test_shapes_may_be_dynamic() -> None:
         assert_close(gradients(module), gradients(plain))
 
 
-def test_a_limit_in_bytes_is_refused_with_a_remedy() -> None:
+def test_limit_in_bytes_raises_with_remedy() -> None:
     with pytest.raises(ConfigError, match=r'use zoo\.lean\(model, "8GB"\) or .*pass a cost limit'):
         inductor_options("8GB")

@@ -63,7 +63,7 @@ def test_checkpointed_norms_count_twice() -> None:
     assert found.difference.place == "0.1 (Norm)"
 
 
-def test_a_checkpoint_without_the_random_state_draws_other_masks_in_backward() -> None:
+def test_checkpoint_without_random_state_is_found() -> None:
     variant = functools.partial(checkpointed, preserve_rng_state=False)
     found = zoo.check(blocks(nn.ReLU, nn.Dropout), images(), variant=variant)
     assert found.same is False
@@ -74,7 +74,7 @@ def test_a_checkpoint_without_the_random_state_draws_other_masks_in_backward() -
 
 
 @pytest.mark.slow
-def test_a_budget_of_torch_compile_draws_other_masks() -> None:
+def test_torch_compile_budget_with_other_masks_is_found() -> None:
     with torch._functorch.config.patch(activation_memory_budget=0.1):
         found = zoo.check(blocks(nn.ReLU, nn.Dropout), images(), variant=torch.compile)
     assert found.same is False
@@ -94,7 +94,7 @@ class Unused(nn.Module):
 
 
 @pytest.mark.slow
-def test_a_graph_without_an_unused_dropout_advances_the_generator_differently() -> None:
+def test_removed_dropout_is_found() -> None:
     found = zoo.check(Unused(), images(), variant=functools.partial(torch.compile, backend="aot_eager"))
     assert found.same is False
     assert found.difference.value == "state of the random numbers of the CPU"
@@ -108,7 +108,7 @@ class Exposing(Unused):
         return self.second(F.gelu(x)), x
 
 
-def test_a_write_through_data_is_seen_where_an_activation_is_recomputed() -> None:
+def test_write_through_data_is_found() -> None:
     def loss(outputs: Any) -> Tensor:
         outputs[1].data.mul_(2)
         return outputs[0].square().mean()
@@ -127,7 +127,7 @@ class Noisy(nn.Linear):
         return super().forward(x) + random.SystemRandom().random()
 
 
-def test_a_nondeterministic_operation_is_not_attributed_to_the_variant() -> None:
+def test_nondeterministic_operation_is_not_attributed_to_variant() -> None:
     found = zoo.check(nn.Sequential(nn.Linear(8, 8), Noisy(8, 8)), torch.randn(3, 8))
     assert found.same is None
     assert found.difference.place == "1 (Noisy), in forward: Add"
@@ -135,7 +135,7 @@ def test_a_nondeterministic_operation_is_not_attributed_to_the_variant() -> None
     assert len(str(found).splitlines()) <= 10
 
 
-def test_the_network_and_the_generators_are_unchanged() -> None:
+def test_network_and_generators_are_unchanged() -> None:
     model = blocks(Norm, nn.Dropout)
     before = {name: value.clone() for name, value in model.state_dict().items()}
     states = torch.get_rng_state(), random.getstate(), np.random.get_state()[1].tolist()
@@ -148,7 +148,7 @@ def test_the_network_and_the_generators_are_unchanged() -> None:
     assert all(each.grad is None for each in model.parameters())
 
 
-def test_keywords_and_a_loss_of_the_network_itself() -> None:
+def test_check_takes_keywords_and_own_loss() -> None:
     class WithLoss(nn.Linear):
         def forward(self, *, features: Tensor, labels: Tensor) -> Any:
             logits = super().forward(features)
@@ -161,7 +161,7 @@ def test_keywords_and_a_loss_of_the_network_itself() -> None:
     assert found.values == 4 * (5 + 1 + 4 + 3 + 4) + (1 + 5) + 3 * 2 + (5 + 3 + 4)
 
 
-def test_networks_that_cannot_train_are_refused() -> None:
+def test_untrainable_networks_raise() -> None:
     with pytest.raises(ConfigError, match="no parameter requires gradients"):
         zoo.check(nn.Linear(2, 2).requires_grad_(False), torch.randn(2, 2))
     with pytest.raises(ConfigError, match="other parameters or buffers than the network: 1 instead of 2"):
@@ -170,7 +170,7 @@ def test_networks_that_cannot_train_are_refused() -> None:
         zoo.check(nn.Linear(2, 2), torch.randn(2, 2), variant=lambda _: nn.Linear(2, 3))
 
 
-def test_a_variant_that_returns_no_module_is_refused() -> None:
+def test_variant_without_module_raises() -> None:
     model, x = nn.Linear(2, 2), torch.randn(2, 2)
     with pytest.raises(TypeError, match="variant is a function from a module to a module, not str 'lean'"):
         zoo.check(model, x, variant="lean")
@@ -345,7 +345,7 @@ def scale_when(condition: Callable[[Wrapped, Tensor], bool]) -> Callable[..., An
         (scale_when(lambda wrapped, x: wrapped.training and wrapped.calls > 3), 3, "output"),
     ],
 )
-def test_a_fault_that_appears_only_in_some_steps_is_found(run: Callable[..., Any], step: int, value: str) -> None:
+def test_fault_of_some_steps_is_found(run: Callable[..., Any], step: int, value: str) -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(8, 8).requires_grad_(False), nn.Dropout(), nn.Linear(8, 3))
     found = zoo.check(model, torch.randn(4, 8), variant=around(run))
@@ -365,7 +365,7 @@ def test_labels_and_masks_remain_valid_in_other_batches() -> None:
     assert (found.same, found.fixed) == (True, ())
 
 
-def test_inputs_that_a_network_takes_in_one_form_only_are_not_varied() -> None:
+def test_inputs_of_fixed_form_are_not_varied() -> None:
     class Fixed(nn.Linear):
         def forward(self, x: Tensor) -> Tensor:
             if not self.training or len(x) != 4 or not torch.equal(x, torch.ones(4, 8)):
@@ -377,7 +377,7 @@ def test_inputs_that_a_network_takes_in_one_form_only_are_not_varied() -> None:
     assert "\nnot varied: batch, batch size, evaluation mode\n" in str(found)
 
 
-def test_a_loss_over_labels_of_its_own_keeps_the_batch_size() -> None:
+def test_loss_over_labels_of_its_own_keeps_batch_size() -> None:
     labels = torch.tensor([0, 1, 2, 0])
     found = zoo.check(nn.Linear(8, 3), torch.randn(4, 8), loss=lambda output: F.cross_entropy(output, labels))
     assert (found.same, found.fixed) == (True, ("batch size",))
@@ -406,7 +406,7 @@ def test_only_the_sign_of_nan_is_no_difference() -> None:
     assert zoo.check(Constant(8, 2), torch.randn(4, 8), variant=around(negate)).same is True
 
 
-def test_a_zero_of_the_other_sign_is_a_difference() -> None:
+def test_zero_of_the_other_sign_is_difference() -> None:
     model = nn.Sequential(nn.Linear(8, 2), nn.Threshold(100, 0))
     found = zoo.check(model, torch.randn(4, 8), variant=around(lambda wrapped, x: -wrapped.module(x)))
     assert str(found.difference) == "step 1, output: 8 of 8 elements differ, at most by 0"
@@ -418,7 +418,7 @@ class Batch:
 
 
 @pytest.mark.parametrize("kind", [Batch, lambda images: collections.UserDict(images=images), types.SimpleNamespace])
-def test_inputs_in_objects_that_forward_overwrites_are_copied_for_each_run(kind: Callable[..., Any]) -> None:
+def test_overwritten_inputs_in_objects_are_copied_for_each_run(kind: Callable[..., Any]) -> None:
     class Overwriting(nn.Linear):
         def forward(self, batch: Any) -> Tensor:
             images = batch["images"] if isinstance(batch, collections.UserDict) else batch.images
@@ -469,7 +469,7 @@ def old_weight_norm() -> nn.Module:
     [
         (lambda: nn.Linear(8, 2, device="meta"), ConfigError, "on the meta device; move"),
         (lambda: nn.LazyLinear(2), ConfigError, "lazy parameters without a shape; run one forward pass first"),
-        (kept, ConfigError, "cannot be copied, as it keeps the results of operations in 0.last; detach them"),
+        (kept, ConfigError, "cannot be copied, because it keeps the results of operations in 0.last; detach them"),
         (old_weight_norm, ConfigError, "in 0.weight; .*parametrizations for weight norm"),
         (lambda: nn.Linear, TypeError, "model is a module, not the class Linear; pass an instance"),
         (
@@ -480,9 +480,7 @@ def old_weight_norm() -> nn.Module:
         (lambda: torch.relu, TypeError, "model is a module, not builtin_function_or_method"),
     ],
 )
-def test_networks_that_cannot_be_checked_are_refused(
-    build: Callable[[], Any], error: type[Exception], says: str
-) -> None:
+def test_uncheckable_networks_raise(build: Callable[[], Any], error: type[Exception], says: str) -> None:
     with pytest.raises(error, match=says):
         zoo.check(build(), torch.randn(4, 8))
 
@@ -500,16 +498,12 @@ def test_networks_that_cannot_be_checked_are_refused(
         ({"loss": 3}, TypeError, "loss is a function of the output, not int"),
     ],
 )
-def test_losses_and_steps_that_compare_nothing_are_refused(options: Any, error: type[Exception], says: str) -> None:
+def test_losses_and_steps_without_comparison_raise(options: Any, error: type[Exception], says: str) -> None:
     with pytest.raises(error, match=says):
         zoo.check(nn.Linear(8, 2), torch.randn(4, 8), **options)
 
 
-def test_an_output_without_a_default_loss_needs_a_loss() -> None:
-    class Frozen(nn.Module):
-        def forward(self, x: Tensor) -> Tensor:
-            return x.detach()
-
+def test_output_without_default_loss_needs_loss() -> None:
     class Words(nn.Linear):
         def forward(self, x: Tensor) -> str:
             return "words"
@@ -727,14 +721,14 @@ FAULTS: dict[str, Callable[[nn.Module], nn.Module]] = {
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_a_fault_of_a_variant_is_found(fault: str) -> None:
+def test_fault_of_variant_is_found(fault: str) -> None:
     x = torch.randn(4, 3, 6, 6, generator=torch.Generator().manual_seed(0))
     found = zoo.check(Small(), x, variant=FAULTS[fault])
     assert found.same is False
     assert len(str(found).splitlines()) <= 10
 
 
-def test_an_untied_weight_is_named() -> None:
+def test_untied_weight_is_named() -> None:
     with pytest.raises(ConfigError, match=r"other parameters .*: 12 instead of 11, decode.weight only in the variant"):
         zoo.check(Small(), torch.randn(4, 3, 6, 6), variant=when_built(untie))
 
@@ -832,7 +826,7 @@ def test_correct_variants_are_bit_identical(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("build", [small, language_model])
-def test_a_compiled_network_without_other_kernels_has_the_same_bits(build: Callable[[], Any]) -> None:
+def test_compiled_network_without_other_kernels_has_the_same_bits(build: Callable[[], Any]) -> None:
     model, inputs, keywords = build()
     variant = functools.partial(torch.compile, backend="aot_eager")
     found = zoo.check(model, *inputs, variant=variant, **keywords)

@@ -1,4 +1,4 @@
-"""What fits into memory is told with the margin, and the largest batch is the largest that fits."""
+"""Fit reports include the margin, and the largest batch is the largest that fits."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import zoo
 from tests.remat import programs
 from zoo.errors import ConfigError
 from zoo.remat.lean import lean
-from zoo.remat.report.fit import Fit, largest
+from zoo.remat.report.fit import Fit, largest_fitting
 
 SIZE_PX = 32
 
@@ -25,7 +25,7 @@ def report_of(batch: int, **options: Any) -> zoo.MemoryReport:
     return zoo.memory_report(network().to("meta"), torch.randn(batch, 3, SIZE_PX, SIZE_PX, device="meta"), **options)
 
 
-def test_the_fit_is_printed_with_its_margin() -> None:
+def test_fit_is_printed_with_its_margin() -> None:
     assert str(Fit(14.2e9, 24 * 10**9)) == "fits: 14.20 GB of 24.00 GB, 9.80 GB left"
     assert str(Fit(30.1e9, 24 * 10**9)) == "does not fit: 30.10 GB of 24.00 GB, 6.10 GB too much"
     assert str(Fit(float("inf"), 24 * 10**9)) == "does not fit: out of memory"
@@ -41,14 +41,14 @@ def test_lean_training_fits_where_plain_training_does_not(device: str) -> None:
     assert report.fits(f"{between} B").peak == report.peak
 
 
-def test_a_report_with_a_budget_is_about_training_within_it() -> None:
+def test_report_with_budget_is_about_training_within_it() -> None:
     without, within = report_of(32), report_of(32, budget=0.2)
     between = round((without.peak + within.peak) / 2)
     assert within.fits(between)
     assert not without.fits(between)
 
 
-def test_the_state_of_the_optimizer_counts_once() -> None:
+def test_state_of_optimizer_counts_once() -> None:
     model, x = lean(network()), torch.randn(4, 3, SIZE_PX, SIZE_PX)
     before = zoo.memory_report(model, x)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
@@ -66,7 +66,7 @@ def test_the_state_of_the_optimizer_counts_once() -> None:
 
 
 @pytest.mark.parametrize("options", [{}, {"budget": 0.3}, {"budget": "100 FLOP/B"}, {"plain": True}], ids=str)
-def test_the_largest_batch_fits_and_the_next_does_not(options: dict[str, Any]) -> None:
+def test_largest_batch_fits_and_the_next_does_not(options: dict[str, Any]) -> None:
     budget = {key: value for key, value in options.items() if key == "budget"}
     asked = {key: value for key, value in options.items() if key == "plain"}
     found = report_of(4, **budget).largest_batch("50MB", **asked)
@@ -75,14 +75,14 @@ def test_the_largest_batch_fits_and_the_next_does_not(options: dict[str, Any]) -
     assert not report_of(found + 1, **budget).fits("50MB", **asked)
 
 
-def test_within_a_budget_in_bytes_the_largest_batch_is_the_largest_that_can_train() -> None:
+def test_largest_batch_within_budget_can_train() -> None:
     found = report_of(4, budget="40MB").largest_batch("24GB")
     assert report_of(found, budget="40MB").fits("40MB")
     with pytest.raises(ConfigError, match="at least"):
         report_of(found + max(2, found // 20), budget="40MB")
 
 
-def test_the_network_is_counted_on_the_meta_device_wherever_it_is() -> None:
+def test_network_is_counted_on_meta_device() -> None:
     model = network()
     before = [each.clone() for each in (*model.parameters(), *model.buffers())]
     found = zoo.memory_report(model, torch.randn(2, 3, SIZE_PX, SIZE_PX)).largest_batch("50MB")
@@ -91,7 +91,7 @@ def test_the_network_is_counted_on_the_meta_device_wherever_it_is() -> None:
     assert not any(each.is_meta for each in model.parameters())
 
 
-def test_each_input_of_the_length_of_the_batch_grows_with_it() -> None:
+def test_each_input_of_length_of_batch_grows_with_it() -> None:
     class Pair(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -119,14 +119,14 @@ def test_one_sample_may_be_the_largest_batch() -> None:
 
 
 @pytest.mark.parametrize("memory", ["24", 24, 0.5, "much", None, "40 FLOP/B", "50%"])
-def test_an_invalid_amount_of_memory_raises_an_error(memory: Any) -> None:
+def test_invalid_amount_of_memory_raises(memory: Any) -> None:
     report = zoo.memory_report(nn.Linear(8, 8), torch.randn(2, 8))
     for ask in (report.fits, report.largest_batch):
         with pytest.raises(ConfigError, match=r'is not an amount of memory; write it as "24GB"'):
             ask(memory)
 
 
-def test_a_step_that_was_not_measured_is_an_error() -> None:
+def test_unmeasured_step_raises() -> None:
     with pytest.raises(ConfigError, match="no training step was measured; make the report without a budget in bytes"):
         zoo.memory_report(nn.Linear(8, 8), torch.randn(2, 8), budget="1GB").fits("1GB", plain=True)
 
@@ -136,13 +136,13 @@ class Reading(nn.Linear):
         return super().forward(x) * (2 if x.sum() > 0 else 1)
 
 
-def test_a_network_that_reads_values_of_tensors_has_no_largest_batch() -> None:
+def test_data_dependent_network_has_no_largest_batch() -> None:
     report = zoo.memory_report(Reading(8, 8), torch.randn(2, 8))
     with pytest.raises(ConfigError, match=r"where Reading does not run: .*; make a report of each batch, and ask its"):
         report.largest_batch("1GB")
 
 
-def test_without_a_batch_there_is_no_largest_batch() -> None:
+def test_without_batch_there_is_no_largest_batch() -> None:
     class Constant(nn.Linear):
         def forward(self, x: Tensor) -> Tensor:
             return super().forward(torch.zeros(2, 8, device=self.weight.device)).exp()
@@ -159,9 +159,9 @@ def test_without_a_batch_there_is_no_largest_batch() -> None:
 
 @pytest.mark.parametrize("memory", [1, 9, 10, 1000, 12345])
 @pytest.mark.parametrize("power", [1, 2])
-def test_the_largest_number_is_found_by_interpolation(memory: int, power: int) -> None:
+def test_largest_number_is_found_by_interpolation(memory: int, power: int) -> None:
     def bytes_for(number: int) -> int:
         return max(9, 3 * number**power - 40)
 
     expected = max((number for number in range(2, 5000) if bytes_for(number) <= memory), default=0)
-    assert largest(bytes_for, memory, power) == expected
+    assert largest_fitting(bytes_for, memory, power) == expected

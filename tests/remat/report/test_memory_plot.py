@@ -15,7 +15,7 @@ from tests.remat.programs import images, network
 from zoo.errors import ConfigError
 
 
-def test_timelines_have_the_peaks_of_the_report_and_end_with_the_gradients() -> None:
+def test_timelines_have_peaks_of_report_and_end_with_gradients() -> None:
     model = network()
     report = zoo.memory_report(model, images(32))
     assert [*report.timelines] == ["plain training", "lean training"]
@@ -30,7 +30,7 @@ def test_timelines_have_the_peaks_of_the_report_and_end_with_the_gradients() -> 
     assert held[1] < held[0]
 
 
-def test_the_plot_is_written(tmp_path: Path) -> None:
+def test_plot_is_written(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     zoo.memory_report(network(), images(32)).plot(tmp_path / "memory.png")
     assert [path.name for path in tmp_path.iterdir()] == ["memory.png"]
@@ -38,9 +38,7 @@ def test_the_plot_is_written(tmp_path: Path) -> None:
         assert image.width > 600
 
 
-def test_without_a_measured_step_or_matplotlib_there_is_an_error(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_plot_without_measured_step_or_matplotlib_raises(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     frozen = nn.Linear(2, 2).requires_grad_(False)
     with pytest.raises(ConfigError, match="no training step was measured"):
         zoo.memory_report(frozen, torch.randn(2, 2)).plot(tmp_path / "memory.png")

@@ -32,7 +32,7 @@ def held_bytes(model: nn.Module) -> int:
     return sum(storages.values())
 
 
-def test_the_sums_are_the_bytes_that_autograd_holds() -> None:
+def test_sums_equal_bytes_held_by_autograd() -> None:
     model = network(channels=16)
     report = zoo.memory_report(model, images(64))
     assert report.plain == held_bytes(model) - images(64).nbytes
@@ -70,7 +70,7 @@ class Part(nn.Module):
         return self.convolution(F.relu(self.norm(x)))
 
 
-def test_the_printed_report_is_short_and_names_the_largest_holders() -> None:
+def test_printed_report_is_short_and_names_the_largest_holders() -> None:
     parts = {f"a_part_of_the_network_with_quite_a_long_name_{index}": Part() for index in range(30)}
     layers = {"stem": nn.Conv2d(3, 16, 3, padding=1), "parts": nn.Sequential(OrderedDict(parts)), "last": Cumulative()}
     report = zoo.memory_report(nn.Sequential(OrderedDict(layers)), images(64))
@@ -94,7 +94,7 @@ def test_the_printed_report_is_short_and_names_the_largest_holders() -> None:
     assert "meta" not in lines[-1]
 
 
-def test_the_report_measures_a_budget_that_helps() -> None:
+def test_report_measures_helpful_budget() -> None:
     model = nn.Sequential(*(nn.Conv2d(8, 8, kernel, padding="same") for kernel in (1, 1, 1, 7)))
     model.requires_grad_(True)
     report = zoo.memory_report(model, torch.randn(2, 8, 64, 64))
@@ -106,7 +106,7 @@ def test_the_report_measures_a_budget_that_helps() -> None:
     assert within.with_budget is None
 
 
-def test_a_fraction_is_met_in_the_report() -> None:
+def test_fraction_is_met_in_report() -> None:
     model = nn.Sequential(*(nn.Conv2d(8, 8, 1) for _ in range(8)))
     report = zoo.memory_report(model, torch.randn(2, 8, 64, 64), budget=0.6)
     assert 0.4 * report.plain < report.lean <= 0.6 * report.plain
@@ -139,19 +139,19 @@ class OutOfMemory(nn.Conv2d):
         return super().forward(x).exp()
 
 
-def test_a_plain_step_may_not_fit_into_memory() -> None:
+def test_plain_step_may_not_fit_into_memory() -> None:
     report = zoo.memory_report(OutOfMemory(3, 8, 3), images(64))
     assert report.plain_peak == float("inf")
     assert f"peak of a training step: plain out of memory, lean {report.peak / 1e6:.3g} MB" in str(report)
 
 
-def test_no_plain_step_runs_if_the_peak_is_limited() -> None:
+def test_no_plain_step_runs_if_peak_is_limited() -> None:
     report = zoo.memory_report(OutOfMemory(3, 8, 3), images(64), budget="1GB")
     assert report.plain_peak is None
     assert f"peak of a training step: lean {report.peak / 1e6:.3g} MB\n" in str(report)
 
 
-def test_without_a_loss_no_peak_is_measured() -> None:
+def test_without_loss_no_peak_is_measured() -> None:
     class Hiding(nn.Conv2d):
         def forward(self, x: Tensor) -> list[int]:
             return [super().forward(x).exp().numel()]
@@ -173,7 +173,7 @@ class WithLoss(nn.Linear):
         return {**loss, "scores": scores}
 
 
-def test_inputs_are_given_by_name_and_the_loss_of_labels_is_counted() -> None:
+def test_inputs_are_given_by_name_and_loss_of_labels_is_counted() -> None:
     x, labels = torch.randn(128, 64), torch.zeros(128, dtype=torch.long)
     scores_bytes = 4 * 128 * 32
     without = zoo.memory_report(WithLoss(), pixel_values=x)
@@ -183,12 +183,12 @@ def test_inputs_are_given_by_name_and_the_loss_of_labels_is_counted() -> None:
     assert zoo.memory_report(WithLoss(), x, None, 0.5).plain == 2 * scores_bytes - scores_bytes
 
 
-def test_an_input_named_like_an_option_raises_an_error() -> None:
+def test_input_named_like_option_raises() -> None:
     with pytest.raises(TypeError, match=r"budget is both .* an input of WithLoss\.forward: pass the input by position"):
         zoo.memory_report(WithLoss(), torch.randn(2, 64), budget=0.5)
 
 
-def test_a_dict_is_one_input() -> None:
+def test_dict_is_one_input() -> None:
     class OfDict(nn.Linear):
         def forward(self, batch: dict[str, Tensor]) -> Tensor:
             return super().forward(batch["x"]).exp()
@@ -202,13 +202,13 @@ def test_a_dict_is_one_input() -> None:
 
 
 @pytest.mark.parametrize("is_network", [True, False])
-def test_a_network_and_an_input_on_different_devices_raise_an_error(is_network: bool) -> None:
+def test_network_and_input_on_different_devices_raise(is_network: bool) -> None:
     model, x = network(), images()
     with pytest.raises(ConfigError, match=r"memory_report: the network is on \w+, an input on \w+; move both"):
         zoo.memory_report(model.to("meta"), x) if is_network else zoo.memory_report(model, x.to("meta"))
 
 
-def test_all_inputs_are_passed_to_the_network_and_not_counted() -> None:
+def test_all_inputs_are_passed_to_network_and_not_counted() -> None:
     class Detector(nn.Conv2d):
         """A network that takes what torchvision's detectors do: a list of images and a list of targets."""
 
@@ -223,14 +223,14 @@ def test_all_inputs_are_passed_to_the_network_and_not_counted() -> None:
 
 
 @pytest.mark.parametrize("given", ["resnet18", nn.Conv2d, [nn.ReLU()], None])
-def test_an_object_other_than_a_network_is_named(given: object) -> None:
+def test_non_module_raises_with_type(given: object) -> None:
     with pytest.raises(TypeError, match=r"torch\.nn\.Module") as error:
         zoo.memory_report(given, torch.zeros(1))
     assert repr(given)[:20] in str(error.value)
     assert ("zoo.get" in str(error.value)) == (given == "resnet18")
 
 
-def test_the_report_of_a_network_without_saved_tensors_says_so() -> None:
+def test_report_of_network_without_saved_tensors_says_so() -> None:
     report = zoo.memory_report(nn.ReLU(), torch.randn(2, 2))
     assert report.plain == 0
     assert "nothing" in str(report)

@@ -18,8 +18,8 @@ from zoo.files import cache_dir
 DIGEST_CHARS = 12
 
 
-def cached_folder(name: str, build: Callable[[Path], None], made_of: bytes, cache: Path | None = None) -> Path:
-    """Return the folder NAME-DIGEST of the cache; create it with ``build(folder)`` if it does not exist.
+def cached_folder(name: str, build: Callable[[Path], None], made_of: bytes) -> Path:
+    """Return the folder NAME-DIGEST of `zoo.files.cache_dir`; create it with ``build(folder)`` if it does not exist.
 
     The folder is built under a temporary name and renamed, so several processes may build it at once. Raises DataError
     if it cannot be written.
@@ -28,9 +28,8 @@ def cached_folder(name: str, build: Callable[[Path], None], made_of: bytes, cach
     - `name`: NAME.
     - `build`: (folder) -> None, creates the folder.
     - `made_of`: the inputs of ``build``; DIGEST is their sha256.
-    - `cache`: defaults to `zoo.files.cache_dir`.
     """
-    cache = cache or cache_dir()
+    cache = cache_dir()
     tree = cache / f"{name}-{hashlib.sha256(made_of).hexdigest()[:DIGEST_CHARS]}"
     try:
         if tree.is_dir():

@@ -38,12 +38,12 @@ ARCHIVE = Path(__file__).with_name("fashion_mnist_sample.npz")
 LICENSE = Path(__file__).with_name("LICENSE.fashion-mnist.txt")
 
 
-def unpack_sample(cache: Path | None = None) -> Path:
-    """Return the folder with train/ and val/, unpacked into ``cache`` on first use, see `cached_folder`.
+def unpack_sample() -> Path:
+    """Return the folder with train/ and val/, unpacked into the cache on first use, see `cached_folder`.
 
     The images are 28x28 grayscale PNG files. Raises DataError if the folder cannot be written.
     """
-    return cached_folder(SAMPLE_NAME, _build, ARCHIVE.read_bytes(), cache)
+    return cached_folder(SAMPLE_NAME, _build, ARCHIVE.read_bytes())
 
 
 def _build(tree: Path) -> None:

@@ -42,14 +42,14 @@ class Scene(NamedTuple):
     classes: np.ndarray
 
 
-def unpack_scenes(cache: Path | None = None) -> Path:
-    """Return the folder with train/ and val/, each with images/ and labels/, created in ``cache`` on first use.
+def unpack_scenes() -> Path:
+    """Return the folder with train/ and val/, each with images/ and labels/, created in the cache on first use.
 
     The layout is "folders" of `zoo.data.segmentation.label_maps`, with classes.txt. Its folder garments/ has class
     folders in train/ and val/, with images of 48 x 48 px of one garment each. Raises DataError if the folder cannot be
     written.
     """
-    return cached_folder(SCENES_NAME, _build, Path(__file__).read_bytes(), cache)
+    return cached_folder(SCENES_NAME, _build, Path(__file__).read_bytes())
 
 
 def scenes(split: str) -> Iterator[Scene]:

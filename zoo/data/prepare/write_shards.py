@@ -16,7 +16,7 @@ from tqdm import tqdm
 
 from zoo.data.prepare.output import complete_folder
 from zoo.data.sources.folder import FolderSource
-from zoo.data.sources.shards import CLASSES, SUFFIX, write_shard_index
+from zoo.data.sources.shards import CLASSES_FILE, SHARD_SUFFIX, write_shard_index
 
 
 def write_shards(source: FolderSource, target: Path, *, per_shard: int, seed: int | None) -> int:
@@ -36,11 +36,12 @@ def write_shards(source: FolderSource, target: Path, *, per_shard: int, seed: in
         order = source.order(torch.Generator().manual_seed(seed), None).tolist()
     with complete_folder(target) as folder:
         text = "".join(f"{name}\n" for name in source.classes)
-        (folder / CLASSES).write_text(text, encoding="utf-8", errors="surrogateescape")
+        (folder / CLASSES_FILE).write_text(text, encoding="utf-8", errors="surrogateescape")
         starts = range(0, num_images, per_shard)
         for start in tqdm(starts, desc=target.name, unit="shard", disable=None, leave=False):
             chosen = order[start : start + per_shard]
-            with tarfile.open(folder / f"{start // per_shard:06}{SUFFIX}", "w", format=tarfile.USTAR_FORMAT) as tar:
+            file = folder / f"{start // per_shard:06}{SHARD_SUFFIX}"
+            with tarfile.open(file, "w", format=tarfile.USTAR_FORMAT) as tar:
                 for number, index in enumerate(chosen, start=start):
                     extension = os.path.splitext(os.fsdecode(source.names[index]))[1].lower()
                     _add(tar, f"{number:09}{extension}", source.read(index))

@@ -11,7 +11,6 @@ import io
 import logging
 import os
 from functools import partial
-from pathlib import Path
 from random import Random
 
 import numpy as np
@@ -71,19 +70,15 @@ def draw_pixel(classes: np.ndarray, number: int, generator: Random) -> Pixel | N
     return Pixel(row, column)
 
 
-def load_class_index(found: LabeledImages, *, workers: int = 0, cache: Path | None = None) -> np.ndarray:
+def load_class_index(found: LabeledImages, *, workers: int = 0) -> np.ndarray:
     """Return whether each image contains each class, (images, classes) bool, from the cache or from all label maps.
 
     The cache key covers the classes and the names, sizes and modification times of the label maps. One of several
-    processes reads, and the others wait. Raises DataError for a label map that cannot be read, and if the cache cannot
-    be written to.
-
-    Args:
-    - `workers`: number of threads.
-    - `cache`: defaults to `zoo.files.cache_dir`.
+    processes reads, with ``workers`` threads, and the others wait. Raises DataError for a label map that cannot be
+    read, and if the cache cannot be written to.
     """
     try:
-        file = (cache or cache_dir()) / FOLDER / f"{_digest(found)}.npy"
+        file = cache_dir() / FOLDER / f"{_digest(found)}.npy"
         file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         with FileLock(file.with_suffix(".lock")):
             if not file.exists():

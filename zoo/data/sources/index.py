@@ -16,12 +16,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from zoo.config.limits import MAX_FILE_BYTES
+from zoo.config.limits import MAX_IMAGE_BYTES
 from zoo.errors import DataError, truncate
 from zoo.files import replacing
 
 COLUMNS = {"names": "S", "targets": "i", "shards": "i", "offsets": "i", "lengths": "i", "checksums": "i"}
-SUFFIX = ".tar"
+SHARD_SUFFIX = ".tar"
 MAX_SHARD_BYTES = 2**40
 REINDEX_HINT = "remove it, and it is written again"
 
@@ -60,7 +60,7 @@ def _check(header: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> None:
             raise ValueError(f"it has no valid {name}")
     _check_range(arrays, "targets", len(classes))
     _check_range(arrays, "shards", len(shards))
-    _check_range(arrays, "lengths", MAX_FILE_BYTES)
+    _check_range(arrays, "lengths", MAX_IMAGE_BYTES)
     sizes = np.array([size for _, size in shards], dtype=np.int64)[arrays["shards"]]
     _check_range(arrays, "offsets", sizes - arrays["lengths"] + 1)
 
@@ -74,7 +74,10 @@ def _is_shard(fact: list[Any]) -> bool:
     """Return whether ``fact`` is the name of a file, without a folder, and a size."""
     name, size = fact
     return (
-        os.path.basename(name) == name and name.endswith(SUFFIX) and type(size) is int and 0 <= size <= MAX_SHARD_BYTES
+        os.path.basename(name) == name
+        and name.endswith(SHARD_SUFFIX)
+        and type(size) is int
+        and 0 <= size <= MAX_SHARD_BYTES
     )
 
 

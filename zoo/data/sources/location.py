@@ -12,7 +12,7 @@ from pathlib import Path
 
 from zoo.errors import DataError, hide_password
 
-PACKAGES = ("torchvision", "hf")
+DATASET_PACKAGES = ("torchvision", "hf")
 ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 
 
@@ -67,7 +67,7 @@ def parse_data_path(text: str | os.PathLike[str] | DataName) -> DataPath | DataN
     if ADDRESS.match(name):
         return RemoteFolder(name.rstrip("/"))
     package, _, rest = name.partition(":")
-    return DataName(package, rest) if package in PACKAGES and rest else Path(name)
+    return DataName(package, rest) if package in DATASET_PACKAGES and rest else Path(name)
 
 
 def require_local(data: DataPath | DataName) -> Path:

@@ -20,23 +20,23 @@ import torch
 from filelock import FileLock
 from torch import Tensor
 
-from zoo.config.limits import MAX_CLASSES, MAX_FILE_BYTES
+from zoo.config.limits import MAX_CLASSES, MAX_IMAGE_BYTES
 from zoo.data.reading import EXTENSIONS, naming, read_bytes, read_names
 from zoo.data.seeding import windowed_permutation
-from zoo.data.sources.index import REINDEX_HINT, SUFFIX, Index, index_path, parse_index, write_index
+from zoo.data.sources.index import REINDEX_HINT, SHARD_SUFFIX, Index, index_path, parse_index, write_index
 from zoo.data.sources.location import DataPath
 from zoo.data.sources.scan import check_filled, log_skipped
 from zoo.errors import DataError, ZooError, escape, join_names
 
 logger = logging.getLogger(__name__)
 
-CLASSES = "classes.txt"  # the names of the classes, one per line
+CLASSES_FILE = "classes.txt"  # the names of the classes, one per line
 SYSTEM_FOLDER = "__MACOSX"  # of copies of hidden files, which macOS writes into archives
 PIECE_BYTES = 2**20
 REPLACE = "replace it, or create it anew"
 
 
-class _Position(NamedTuple):
+class _IndexEntry(NamedTuple):
     """Where an image is in its shard: the key of its sample, its bytes, its class, and its CRC-32."""
 
     key: str
@@ -103,21 +103,21 @@ class Shards:
 def write_shard_index(root: Path) -> int:
     """Write the index of the tar files in ``root``; return the number of images. Raises DataError."""
     shards = shard_files(root)
-    positions = [list(_scan_shard(shard)) for shard in shards]
-    flat = [position for share in positions for position in share]
-    classes = _class_names(root, max((position.target for position in flat), default=-1) + 1)
+    entries = [list(_scan_shard(shard)) for shard in shards]
+    flat = [entry for share in entries for entry in share]
+    classes = _class_names(root, max((entry.target for entry in flat), default=-1) + 1)
     names = [
-        os.fsencode(f"{shard.name}/{position.key}")
-        for shard, share in zip(shards, positions, strict=True)
-        for position in share
+        os.fsencode(f"{shard.name}/{entry.key}")
+        for shard, share in zip(shards, entries, strict=True)
+        for entry in share
     ]
     arrays = {
         "names": np.array(names, dtype=bytes),
-        "targets": np.array([position.target for position in flat], dtype=np.int32),
-        "shards": np.repeat(np.arange(len(shards), dtype=np.int32), [len(share) for share in positions]),
-        "offsets": np.array([position.offset for position in flat], dtype=np.int64),
-        "lengths": np.array([position.length for position in flat], dtype=np.int32),
-        "checksums": np.array([position.checksum for position in flat], dtype=np.int64),
+        "targets": np.array([entry.target for entry in flat], dtype=np.int32),
+        "shards": np.repeat(np.arange(len(shards), dtype=np.int32), [len(share) for share in entries]),
+        "offsets": np.array([entry.offset for entry in flat], dtype=np.int64),
+        "lengths": np.array([entry.length for entry in flat], dtype=np.int32),
+        "checksums": np.array([entry.checksum for entry in flat], dtype=np.int64),
     }
     write_index(index_path(root), {"classes": classes, "shards": _names_and_sizes(shards)}, arrays)
     return len(flat)
@@ -145,13 +145,13 @@ def _open_index(root: Path) -> Index:
     index = parse_index(read_bytes(path, "an index"), path)
     if index.header["shards"] != _names_and_sizes(shard_files(root)):
         raise DataError("the index belongs to other shards", path, REINDEX_HINT)
-    if (root / CLASSES).exists() and _class_names(root, 0) != index.header["classes"]:
-        raise DataError(f"{CLASSES} and the index have different names", path, REINDEX_HINT)
+    if (root / CLASSES_FILE).exists() and _class_names(root, 0) != index.header["classes"]:
+        raise DataError(f"{CLASSES_FILE} and the index have different names", path, REINDEX_HINT)
     return index
 
 
 def _class_names(root: Path, num_classes: int) -> list[str]:
-    path = root / CLASSES
+    path = root / CLASSES_FILE
     if not path.exists():
         return [str(number) for number in range(num_classes)]
     names = read_names(path, errors="surrogateescape")  # of folders
@@ -164,13 +164,13 @@ def _class_names(root: Path, num_classes: int) -> list[str]:
 def shard_files(root: Path) -> list[Path]:
     """Return the tar files in the folder ``root``, sorted by name."""
     try:
-        names = [entry.name for entry in os.scandir(root) if entry.name.endswith(SUFFIX) and entry.is_file()]
+        names = [entry.name for entry in os.scandir(root) if entry.name.endswith(SHARD_SUFFIX) and entry.is_file()]
     except OSError:  # the search for images in the folder reports it
         return []
     return [root / name for name in sorted(names) if not name.startswith(".")]
 
 
-def _scan_shard(path: Path) -> Iterator[_Position]:
+def _scan_shard(path: Path) -> Iterator[_IndexEntry]:
     """Yield the positions of the images in a tar file; DataError if it is damaged or a sample has no class."""
     skipped: list[str] = []
     try:
@@ -188,7 +188,7 @@ def _scan_shard(path: Path) -> Iterator[_Position]:
     log_skipped(path, skipped)
 
 
-def _scan_tar(tar: Any, file: IO[bytes], num_bytes: int, skipped: list[str]) -> Iterator[_Position]:
+def _scan_tar(tar: Any, file: IO[bytes], num_bytes: int, skipped: list[str]) -> Iterator[_IndexEntry]:
     """Yield the positions of the images in an open tar file of ``num_bytes``; append hidden members to ``skipped``.
 
     Members are forgotten after each sample, because each can hold as much memory as the longest header before it.
@@ -231,7 +231,7 @@ def _check_end(file: IO[bytes], offset: int, num_bytes: int) -> None:
         raise DataError(f"the shard is truncated or damaged after byte {offset:,}")
 
 
-def _scan_sample(file: IO[bytes], key: str, sample: dict[str, _Member]) -> Iterator[_Position]:
+def _scan_sample(file: IO[bytes], key: str, sample: dict[str, _Member]) -> Iterator[_IndexEntry]:
     """Yield the position of the image of a sample; nothing before the first sample."""
     if not sample:
         return
@@ -240,8 +240,8 @@ def _scan_sample(file: IO[bytes], key: str, sample: dict[str, _Member]) -> Itera
         members = join_names(f"{key}.{extension}" for extension in sample)
         what = f"sample {key} has {len(images)} images, not one: its members are {members}"
         raise DataError(f"{what}, as the key of a sample ends at the first dot of a name")
-    if images[0].size > MAX_FILE_BYTES:
-        raise DataError(f"the image of sample {key} has {images[0].size:,} bytes, more than {MAX_FILE_BYTES:,}")
+    if images[0].size > MAX_IMAGE_BYTES:
+        raise DataError(f"the image of sample {key} has {images[0].size:,} bytes, more than {MAX_IMAGE_BYTES:,}")
     label = sample.get("cls") or sample.get("json")
     if label is None:
         what = f"sample {key} has no class: neither {key}.cls nor .json"
@@ -249,7 +249,7 @@ def _scan_sample(file: IO[bytes], key: str, sample: dict[str, _Member]) -> Itera
     file.seek(label.offset)
     target = _target_of(file.read(label.size), label is sample.get("cls"), key)
     file.seek(images[0].offset)
-    yield _Position(key, images[0].offset, images[0].size, target, zlib.crc32(file.read(images[0].size)))
+    yield _IndexEntry(key, images[0].offset, images[0].size, target, zlib.crc32(file.read(images[0].size)))
 
 
 def _target_of(content: bytes, is_number: bool, key: str) -> int:

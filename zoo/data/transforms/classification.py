@@ -41,7 +41,7 @@ from zoo.errors import ConfigError, DataError
 
 KEEP_SCALE = -1
 AREAS = (0.08, 1.0)  # area of a training crop, as a fraction of the image
-RATIOS = (3 / 4, 4 / 3)  # aspect ratio of a training crop, width / height
+ASPECT_RATIOS = (3 / 4, 4 / 3)  # aspect ratio of a training crop, width / height
 CROP_TRIES = 10
 ACCEPTED = (
     "give a PIL image, a uint8 array (H, W, 3), or a tensor (C, H, W) or (N, C, H, W) of 1 or 3 channels, uint8 or "
@@ -242,7 +242,7 @@ def random_box(
     width: int,
     generator: Random,
     areas: Sequence[float] = AREAS,
-    ratios: Sequence[float] = RATIOS,
+    ratios: Sequence[float] = ASPECT_RATIOS,
 ) -> Box:
     """Return a random box in an image, with the distribution of torchvision's RandomResizedCrop.
 

@@ -14,8 +14,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from zoo.ops.abn.backend import kernels_for
-from zoo.ops.abn.kernels import Means, NormSettings, laid_out
+from zoo.ops.abn.kernels import kernels_for
+from zoo.ops.abn.reference import Means, NormSettings, laid_out
 from zoo.ops.abn.statistics import means_over_group
 from zoo.ops.second_derivatives import first_derivatives_only
 
@@ -69,17 +69,15 @@ class ActivatedBatchNorm(torch.autograd.Function):
         kernels = kernels_for(z)
         dx: Tensor | None = None
         dshortcut: Tensor | None = None
-        one_process = ctx.group is None and num_tensor is None
-        if kernels.backward is not None and ctx.needs_input_grad[0] and shortcut is None and one_process:
-            dx, dweight, dbias = kernels.backward(z, dz, var, num_values is not None, settings)
-            return dx, None, _of_dtype(dweight, weight), _of_dtype(dbias, bias), *[None] * 8
-        if not torch.compiler.is_compiling():  # once for both kernels; the compiler chooses layouts itself
-            dz, shortcut = laid_out(dz, z), laid_out(shortcut, z)
+        if ctx.needs_input_grad[0] and shortcut is None and ctx.group is None:
+            dx, dweight, dbias = kernels.backward(z, dz, var, num_values, settings)
+            return dx, None, dweight, dbias, *[None] * 8
+        dz, shortcut = laid_out(dz, z), laid_out(shortcut, z)  # once for both kernels
         needs_dx = any(ctx.needs_input_grad[:2])
-        means, *gradients = reduce_gradients(z, dz, num_values if needs_dx else None, ctx.group, settings, shortcut)
+        means, dweight, dbias = reduce_gradients(z, dz, num_values if needs_dx else None, ctx.group, settings, shortcut)
         if needs_dx:
             dx, dshortcut = kernels.backward_apply(z, dz, var, means, settings, shortcut)
-        return dx, dshortcut, *gradients, *[None] * 8
+        return dx, dshortcut, dweight, dbias, *[None] * 8
 
 
 class EagerBatchNorm(torch.autograd.Function):
@@ -107,29 +105,10 @@ def reduce_gradients(
     ``num_values`` is the number of values per channel in the group. If it is None, so are the means.
     """
     kernels = kernels_for(z)
-    if kernels.reduce_gradients is None:
-        sum_dy, sum_dy_xhat = kernels.backward_reduce(z, dz, settings, shortcut)
-        means = None if num_values is None else means_over_group(sum_dy, sum_dy_xhat, num_values, group)
-        return means, *parameter_gradients(sum_dy, sum_dy_xhat, settings.weight, settings.bias)
-    divisor = num_values if group is None and isinstance(num_values, (int, torch.SymInt)) else 1
-    sums, dweight, dbias = kernels.reduce_gradients(z, dz, divisor, settings, shortcut)
-    if num_values is not None and group is not None:
-        dist.all_reduce(sums, group=group)
-        sums = sums / num_values
-    mean_dy, mean_dy_xhat = sums.unbind()
+    if isinstance(num_values, Tensor):
+        sums, dweight, dbias = kernels.reduce_gradients(z, dz, 1, settings, shortcut)
+        return means_over_group(sums, num_values, group), dweight, dbias
+    divisor = 1 if num_values is None else num_values
+    means, dweight, dbias = kernels.reduce_gradients(z, dz, divisor, settings, shortcut)
+    mean_dy, mean_dy_xhat = means.unbind()
     return None if num_values is None else (mean_dy, mean_dy_xhat), dweight, dbias
-
-
-def parameter_gradients(
-    sum_dy: Tensor, sum_dy_xhat: Tensor, weight: Tensor | None, bias: Tensor | None
-) -> tuple[Tensor | None, Tensor | None]:
-    """Return dL/dweight = sign(weight) sum(dy x_hat), the sign of 0 being +1, and dL/dbias = sum(dy)."""
-    dweight = None if weight is None else torch.where(weight < 0, -sum_dy_xhat, sum_dy_xhat)
-    return _of_dtype(dweight, weight), _of_dtype(sum_dy, bias)
-
-
-def _of_dtype(gradient: Tensor | None, parameter: Tensor | None) -> Tensor | None:
-    """Return the gradient in the dtype of its parameter, or None without parameter."""
-    if gradient is None or parameter is None:
-        return None
-    return gradient if gradient.dtype == parameter.dtype else gradient.to(parameter.dtype)

@@ -9,7 +9,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from zoo.ops.abn.autograd import ActivatedBatchNorm, EagerBatchNorm
-from zoo.ops.abn.kernels import NormSettings
+from zoo.ops.abn.reference import NormSettings
 from zoo.ops.abn.statistics import Statistics, take_statistics
 from zoo.ops.context import can_work_in_place, is_eager
 from zoo.torch_internals.data import has_repeated_elements, is_alias_of, is_read_only_view

@@ -1,155 +1,69 @@
-"""The CPU kernels, compiled from csrc/. Results equal the results of reference.py up to rounding.
-
-The library also contains the operators of zoo/ops/pooling.py, zoo/ops/grid.py and zoo/ops/resample.py.
+"""The kernels for the CPU: operators of the compiled library. The results equal the results of reference.py up to rounding.
 
 Contiguous and channels_last tensors are read in place. Tensors of other layouts are first copied to contiguous ones;
-`apply_` copies the result back, and the other functions then return contiguous tensors. ``dz`` and ``shortcut`` are
-copied unless they have the layout of z. Results are reproducible bit for bit with the same number of threads.
+`apply_` copies the result back, and the other kernels then return contiguous tensors. ``dz`` and ``shortcut`` are
+copied unless they have the layout of z. Results are reproducible bit for bit with the same number of threads. On the
+meta device the operators return tensors without values.
 """
 
 from __future__ import annotations
-
-from importlib.machinery import PathFinder
-from pathlib import Path
 
 import torch
 from torch import Tensor
 from torch.autograd.graph import increment_version
 
-from zoo.ops.abn.kernels import Means, NormSettings, new_vectors
-from zoo.ops.operators import TAGS
-from zoo.torch_internals.dispatch import has_kernel
+from zoo.ops.abn.reference import Means, NormSettings, ReferenceKernels, of_dtype
 
 # Activation codes of csrc/numbers.h.
 ACTIVATIONS = {"leaky_relu": 0, "elu": 1, "identity": 2}
 
-reduce_gradients = None
-local_statistics = None
-group_statistics = None
 
-SETTINGS = "Tensor? weight, Tensor? bias, float eps, int activation, float activation_param"
-GRADIENTS = f"Tensor z, Tensor dz, Tensor var, Tensor? mean_dy, Tensor? mean_dy_xhat, {SETTINGS}"
-WINDOW = "int[] size, int[] stride, int[] padding, int[] dilation"
-SCHEMAS = (
-    "abn_statistics(Tensor x) -> (Tensor, Tensor)",
-    "abn_track_statistics(Tensor x, Tensor(a!) running_mean, Tensor(b!) running_var, float momentum)"
-    " -> (Tensor, Tensor)",
-    f"abn_apply(Tensor x, Tensor mean, Tensor var, {SETTINGS}, Tensor? shortcut) -> Tensor",
-    f"abn_apply_(Tensor(a!) x, Tensor mean, Tensor var, {SETTINGS}, Tensor? shortcut) -> ()",
-    f"abn_backward_reduce(Tensor z, Tensor dz, {SETTINGS}, Tensor? shortcut) -> (Tensor, Tensor)",
-    f"abn_backward_apply({GRADIENTS}) -> Tensor",
-    f"abn_backward_apply_shortcut({GRADIENTS}, Tensor shortcut) -> (Tensor, Tensor)",
-    f"abn_backward(Tensor z, Tensor dz, Tensor var, bool batch, {SETTINGS}) -> (Tensor, Tensor, Tensor)",
-    "line(Tensor x, Tensor alpha, Tensor beta, Tensor? shortcut, bool rectified) -> Tensor",
-    "batch_norm(Tensor x, Tensor? weight, Tensor? bias, Tensor(a!)? running_mean, Tensor(b!)? running_var,"
-    " float momentum, float eps) -> (Tensor, Tensor, Tensor)",
-    f"max_pool2d_into(Tensor(a!) z, Tensor(b!) place, Tensor x, {WINDOW}) -> ()",
-    f"max_pool2d_backward_into(Tensor(a!) dx, Tensor dz, Tensor place, {WINDOW}) -> ()",
-    "grid_sum_into(Tensor(a!) out, Tensor(b!) summary, Tensor x, Tensor r, float scale, bool subtracts) -> ()",
-    "resize_into(Tensor(a!) out, Tensor image, int height, int width, float left, float top, float right, float bottom,"
-    " int first_row, int first_column, bool vertical_first) -> ()",
-)
-_library = torch.library.Library("zoo", "FRAGMENT")
-for _schema in SCHEMAS:
-    _library.define(_schema, tags=TAGS)
+class NativeKernels(ReferenceKernels):
+    """The kernels of the CPU."""
 
+    def statistics(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        return torch.ops.zoo.abn_statistics.default(x)
 
-def _load() -> str | None:
-    """Load the compiled operators; return why they are unavailable, or None."""
-    library = PathFinder.find_spec("_native", [str(Path(__file__).parent)])
-    if library is None or library.origin is None:
-        return (
-            "not built: torch or a C++ compiler was missing at installation; install both, then run "
-            "pip install --no-build-isolation on the source again"
-        )
-    try:
-        torch.ops.load_library(library.origin)
-    except (OSError, RuntimeError) as error:
-        return f"could not be loaded: {error}"
-    names = [schema.partition("(")[0] for schema in SCHEMAS]
-    if not all(has_kernel(f"zoo::{name}", "CPU") for name in names):
-        return "built from older sources; reinstall with pip install --no-build-isolation"
-    return None
+    def track_statistics(
+        self, x: Tensor, running_mean: Tensor, running_var: Tensor, momentum: float
+    ) -> tuple[Tensor, Tensor]:
+        mean, var = torch.ops.zoo.abn_track_statistics.default(x, running_mean, running_var, momentum)
+        increment_version((running_mean, running_var))  # the operator does not tell autograd that it has modified them
+        return mean, var
 
+    def apply(
+        self, x: Tensor, mean: Tensor, var: Tensor, settings: NormSettings, shortcut: Tensor | None = None
+    ) -> Tensor:
+        return torch.ops.zoo.abn_apply.default(x, mean, var, *_operator_arguments(settings), shortcut)
 
-_reason = _load()
+    def apply_(
+        self, x: Tensor, mean: Tensor, var: Tensor, settings: NormSettings, shortcut: Tensor | None = None
+    ) -> None:
+        torch.ops.zoo.abn_apply_.default(x, mean, var, *_operator_arguments(settings), shortcut)
 
+    def backward(
+        self, z: Tensor, dz: Tensor, var: Tensor, num_values: int | None, settings: NormSettings
+    ) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        arguments = z, dz, var, num_values is not None, *_operator_arguments(settings)
+        dx, dweight, dbias = torch.ops.zoo.abn_backward.default(*arguments)
+        return dx, of_dtype(dweight, settings.weight), of_dtype(dbias, settings.bias)
 
-def unavailable_reason() -> str | None:
-    """Return why these kernels are unavailable, or None if they are available."""
-    return _reason
+    def backward_reduce(
+        self, z: Tensor, dz: Tensor, settings: NormSettings, shortcut: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        return torch.ops.zoo.abn_backward_reduce.default(z, dz, *_operator_arguments(settings), shortcut)
 
-
-def statistics(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Return mean and biased variance per channel, shape (C,); zeros for a tensor without elements."""
-    return torch.ops.zoo.abn_statistics.default(x)
-
-
-def apply(x: Tensor, mean: Tensor, var: Tensor, settings: NormSettings, shortcut: Tensor | None = None) -> Tensor:
-    """Return z in a new tensor of the dtype of x."""
-    return torch.ops.zoo.abn_apply.default(x, mean, var, *_operator_arguments(settings), shortcut)
-
-
-def apply_(x: Tensor, mean: Tensor, var: Tensor, settings: NormSettings, shortcut: Tensor | None = None) -> None:
-    """Overwrite x with z."""
-    torch.ops.zoo.abn_apply_.default(x, mean, var, *_operator_arguments(settings), shortcut)
-
-
-def backward_reduce(
-    z: Tensor, dz: Tensor, settings: NormSettings, shortcut: Tensor | None = None
-) -> tuple[Tensor, Tensor]:
-    """Return sum(dy) and sum(dy x_hat) per channel, shape (C,), in the accumulation dtype."""
-    return torch.ops.zoo.abn_backward_reduce.default(z, dz, *_operator_arguments(settings), shortcut)
-
-
-def backward_apply(
-    z: Tensor, dz: Tensor, var: Tensor, means: Means, settings: NormSettings, shortcut: Tensor | None = None
-) -> tuple[Tensor, Tensor | None]:
-    """Return dL/dx and, with a shortcut, dL/dshortcut, both in new tensors."""
-    mean_dy, mean_dy_xhat = (None, None) if means is None else means
-    arguments = (z, dz, var, mean_dy, mean_dy_xhat, *_operator_arguments(settings))
-    if shortcut is None:
-        return torch.ops.zoo.abn_backward_apply.default(*arguments), None
-    return torch.ops.zoo.abn_backward_apply_shortcut.default(*arguments, shortcut)
-
-
-def backward(z: Tensor, dz: Tensor, var: Tensor, batch: bool, settings: NormSettings) -> tuple[Tensor, Tensor, Tensor]:
-    """Return dL/dx, dL/dweight and dL/dbias, the latter two in the accumulation dtype."""
-    return torch.ops.zoo.abn_backward.default(z, dz, var, batch, *_operator_arguments(settings))
-
-
-def track_statistics(x: Tensor, running_mean: Tensor, running_var: Tensor, momentum: float) -> tuple[Tensor, Tensor]:
-    """Return mean and biased variance, and update the running statistics in place by ``momentum``."""
-    mean, var = torch.ops.zoo.abn_track_statistics.default(x, running_mean, running_var, momentum)
-    increment_version((running_mean, running_var))  # the operator does not tell autograd that it has modified them
-    return mean, var
+    def backward_apply(
+        self, z: Tensor, dz: Tensor, var: Tensor, means: Means, settings: NormSettings, shortcut: Tensor | None = None
+    ) -> tuple[Tensor, Tensor | None]:
+        mean_dy, mean_dy_xhat = (None, None) if means is None else means
+        arguments = (z, dz, var, mean_dy, mean_dy_xhat, *_operator_arguments(settings))
+        if shortcut is None:
+            return torch.ops.zoo.abn_backward_apply.default(*arguments), None
+        return torch.ops.zoo.abn_backward_apply_shortcut.default(*arguments, shortcut)
 
 
 def _operator_arguments(settings: NormSettings) -> tuple[Tensor | None, Tensor | None, float, int, float]:
     """Return the settings as arguments of the operators, with the activation as its code."""
     weight, bias, eps, activation, activation_param = settings
     return weight, bias, eps, ACTIVATIONS[activation], activation_param
-
-
-def new_like(x: Tensor) -> Tensor:
-    """Return an empty tensor of the shape of x in the layout that the operators return."""
-    native = x.is_contiguous() or x.movedim(1, -1).is_contiguous()
-    return torch.empty_like(x) if native else torch.empty_like(x, memory_format=torch.contiguous_format)
-
-
-if _reason is None:  # the fake kernels, for torch.compile and meta tensors
-    _register = torch.library.register_fake
-    _register("zoo::abn_statistics", new_vectors)
-    _register("zoo::abn_apply", lambda x, *_: new_like(x))
-    _register("zoo::abn_apply_", lambda *_: None)
-    _register("zoo::abn_backward_reduce", lambda z, *_: new_vectors(z))
-    _register("zoo::abn_backward_apply", lambda z, *_: new_like(z))
-    _register("zoo::abn_backward_apply_shortcut", lambda z, *_: (new_like(z), new_like(z)))
-    _register("zoo::abn_backward", lambda z, *_: (new_like(z), *new_vectors(z)))
-    _register("zoo::abn_track_statistics", lambda x, *_: new_vectors(x))
-    _register("zoo::line", lambda x, *_: new_like(x))
-    _register("zoo::batch_norm", lambda x, *_: (torch.empty_like(x), *new_vectors(x)))
-    _register("zoo::max_pool2d_into", lambda *_: None)
-    _register("zoo::max_pool2d_backward_into", lambda *_: None)
-    _register("zoo::grid_sum_into", lambda *_: None)
-    _register("zoo::resize_into", lambda *_: None)

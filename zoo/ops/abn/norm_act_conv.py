@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from zoo.ops.abn.autograd import reduce_gradients
-from zoo.ops.abn.backend import kernels_for
-from zoo.ops.abn.kernels import NormSettings
+from zoo.ops.abn.kernels import kernels_for
+from zoo.ops.abn.reference import NormSettings
 from zoo.ops.abn.statistics import Statistics
 from zoo.ops.convolution import Convolution
 from zoo.ops.second_derivatives import first_derivatives_only

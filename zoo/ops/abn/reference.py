@@ -1,82 +1,223 @@
-"""The kernels in plain torch, for any device, layout and dtype. Compiled kernels are tested against them.
+"""The kernels of the fused activated batch norm in plain torch, for any device, layout and dtype.
 
-kernels.py defines the interface and the notation. Half precision is computed in float32, float64 in float64.
+Notation, per channel: mean m and biased variance v of x, scale g, bias b, activation f, and
 
-Tested by tests/ops/abn/test_functional.py.
+    x_hat = (x - m) / sqrt(v + eps),    y = g x_hat + b + s,    z = f(y)
+
+where s is the optional shortcut of a residual sum, of the shape and dtype of x, and g = |weight| + eps, which makes y
+invertible (Rota Bulo et al., CVPR 2018, section 3; the absolute value is from the published code). Without weight
+g = 1, without bias b = 0. csrc/README.md derives the backward formulas.
+
+Half precision is computed in float32, float64 in float64. Compiled kernels are tested against these.
+
+Tested by tests/ops/abn/test_functional.py and tests/ops/abn/test_kernels.py.
 """
 
 from __future__ import annotations
+
+from typing import NamedTuple, TypeVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from zoo.ops.abn.kernels import Means, NormSettings, accumulate_dtype
-
-backward = None
-track_statistics = None
-reduce_gradients = None
-local_statistics = None
-group_statistics = None
+from zoo.ops.operators import accumulate_dtype
 
 
-def unavailable_reason() -> None:
-    """Return None: always available."""
+class NormSettings(NamedTuple):
+    """The parameters of z = f(g x_hat + b): weight and bias, (C,) or None, eps, activation and its parameter."""
+
+    weight: Tensor | None
+    bias: Tensor | None
+    eps: float
+    activation: str
+    activation_param: float
 
 
-def statistics(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Return mean and biased variance per channel, shape (C,); zeros for a tensor without elements."""
-    x = x.to(accumulate_dtype(x.dtype))
-    if x.numel() == 0:
-        return x.new_zeros(x.shape[1]), x.new_zeros(x.shape[1])
-    var, mean = torch.var_mean(x, _reduced_dims(x), correction=0)
-    return mean, var
+Means = tuple[Tensor, Tensor] | None  # the means of dy and dy x_hat per channel
 
 
-def apply(x: Tensor, mean: Tensor, var: Tensor, settings: NormSettings, shortcut: Tensor | None = None) -> Tensor:
-    """Return z in a new tensor of the dtype of x."""
-    # The last operation must return a new tensor. If it returned its argument, as in-place operations and conversions
-    # to the same dtype do, torch 2.11 would compile this with zero gradients.
-    y = (x.to(accumulate_dtype(x.dtype)) - _per_channel(mean, x)) * _per_channel(_slope(var, settings), x)
-    if settings.bias is not None:
-        y = y + _per_channel(settings.bias, x)
-    if shortcut is not None:
-        y = y + shortcut
-    z = activate(y, *settings[3:], inplace=False)
-    return z if z.dtype == x.dtype else z.to(x.dtype)
+class ReferenceKernels:
+    """The kernels of a back end. Other back ends derive from this class, and override the kernels that they have.
+
+    x, z, their gradients and the shortcut are (N, C, ...) tensors of one shape and dtype, of any strides; vectors are
+    (C,). Statistics, sums and means are computed in the accumulation dtype (`accumulate_dtype`). Kernels neither record
+    autograd nor communicate between processes.
+    """
+
+    def statistics(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Return mean and biased variance per channel, (C,); zeros for a tensor without elements."""
+        x = x.to(accumulate_dtype(x.dtype))
+        if x.numel() == 0:
+            return x.new_zeros(x.shape[1]), x.new_zeros(x.shape[1])
+        var, mean = torch.var_mean(x, _reduced_dims(x), correction=0)
+        return mean, var
+
+    def track_statistics(
+        self, x: Tensor, running_mean: Tensor, running_var: Tensor, momentum: float
+    ) -> tuple[Tensor, Tensor]:
+        """Return the result of `statistics`, and update the running statistics, (C,), as `update_running` does."""
+        mean, var = self.statistics(x)
+        update_running(running_mean, running_var, mean, var, values_per_channel(x), momentum)
+        return mean, var
+
+    def local_statistics(self, x: Tensor) -> Tensor:
+        """Return `statistics` and the number of values per channel as one float64 tensor, (2 C + 1,)."""
+        mean, var = self.statistics(x)
+        return torch.cat([mean.double(), var.double(), mean.new_full((1,), values_per_channel(x), dtype=torch.float64)])
+
+    def group_statistics(
+        self,
+        gathered: Tensor,
+        dtype: torch.dtype,
+        running_mean: Tensor | None,
+        running_var: Tensor | None,
+        momentum: float,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the statistics of a process group: mean and biased variance, (C,), and the number of values.
+
+        ``gathered`` is (processes, 2 C + 1), a row of `local_statistics` per process. The number of values per channel
+        is zero-dimensional; all results have ``dtype``. Running statistics that are not None are updated as by
+        `update_running`.
+        """
+        channels = gathered.shape[1] // 2
+        means, variances, counts = gathered.split([channels, channels, 1], dim=1)
+        total = counts.sum()
+        divisor = total.clamp(min=1)  # without any value, the caller raises an error instead of dividing by zero
+        mean = (counts * means).sum(0) / divisor
+        var = (counts * (variances + (means - mean).square())).sum(0) / divisor
+        mean, var, num_values = mean.to(dtype), var.to(dtype), total.to(dtype)
+        if running_mean is not None and running_var is not None:
+            update_running(running_mean, running_var, mean, var, num_values, momentum)
+        return mean, var, num_values
+
+    def apply(
+        self, x: Tensor, mean: Tensor, var: Tensor, settings: NormSettings, shortcut: Tensor | None = None
+    ) -> Tensor:
+        """Return z in a new tensor of the shape and dtype of x."""
+        # The last operation must return a new tensor. If it returned its argument, as in-place operations and
+        # conversions to the same dtype do, torch 2.11 would compile this with zero gradients.
+        y = (x.to(accumulate_dtype(x.dtype)) - _per_channel(mean, x)) * _per_channel(_slope(var, settings), x)
+        if settings.bias is not None:
+            y = y + _per_channel(settings.bias, x)
+        if shortcut is not None:
+            y = y + shortcut
+        z = activate(y, *settings[3:], inplace=False)
+        return z if z.dtype == x.dtype else z.to(x.dtype)
+
+    def apply_(
+        self, x: Tensor, mean: Tensor, var: Tensor, settings: NormSettings, shortcut: Tensor | None = None
+    ) -> None:
+        """Overwrite x with z."""
+        if x.dtype != accumulate_dtype(x.dtype):
+            x.copy_(self.apply(x, mean, var, settings, shortcut))
+            return
+        x.sub_(_per_channel(mean, x)).mul_(_per_channel(_slope(var, settings), x))
+        if settings.bias is not None:
+            x.add_(_per_channel(settings.bias, x))
+        if shortcut is not None:
+            x.add_(shortcut)
+        activate(x, *settings[3:], inplace=True)
+
+    def backward(
+        self, z: Tensor, dz: Tensor, var: Tensor, num_values: int | None, settings: NormSettings
+    ) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        """Return dL/dx, dL/dweight and dL/dbias: the backward pass of one process without a shortcut.
+
+        ``num_values`` is the number of values per channel, or None if the statistics do not depend on x. dL/dx is a new
+        tensor of the shape and dtype of z; the others are (C,) in the dtypes of weight and bias, or None without them.
+        """
+        dz = laid_out(dz, z)
+        divisor = 1 if num_values is None else num_values
+        means, dweight, dbias = self.reduce_gradients(z, dz, divisor, settings)
+        mean_dy, mean_dy_xhat = means.unbind()
+        dx, _ = self.backward_apply(z, dz, var, None if num_values is None else (mean_dy, mean_dy_xhat), settings)
+        return dx, dweight, dbias
+
+    def reduce_gradients(
+        self, z: Tensor, dz: Tensor, divisor: int, settings: NormSettings, shortcut: Tensor | None = None
+    ) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        """Return the sums of `backward_reduce` divided by ``divisor``, (2, C), and dL/dweight and dL/dbias.
+
+        The gradients are (C,) in the dtypes of weight and bias, or None without them.
+        """
+        sum_dy, sum_dy_xhat = self.backward_reduce(z, dz, settings, shortcut)
+        gradients = parameter_gradients(sum_dy, sum_dy_xhat, settings.weight, settings.bias)
+        return torch.stack([sum_dy, sum_dy_xhat]) / divisor, *gradients
+
+    def backward_reduce(
+        self, z: Tensor, dz: Tensor, settings: NormSettings, shortcut: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Return sum(dy) and sum(dy x_hat) per channel, (C,)."""
+        x_hat, dy = _invert(z, dz, settings, shortcut)
+        dims = _reduced_dims(z)
+        return dy.sum(dims), (dy * x_hat).sum(dims)
+
+    def backward_apply(
+        self, z: Tensor, dz: Tensor, var: Tensor, means: Means, settings: NormSettings, shortcut: Tensor | None = None
+    ) -> tuple[Tensor, Tensor | None]:
+        """Return dL/dx = g / sqrt(v + eps) (dy - mean(dy) - x_hat mean(dy x_hat)), and dL/ds = dy with a shortcut.
+
+        Both are new tensors of the shape and dtype of z. ``means`` are the two means, (C,). None means that the
+        statistics do not depend on x: dL/dx = g / sqrt(v + eps) dy.
+        """
+        x_hat, dy = _invert(z, dz, settings, shortcut)
+        dshortcut = None if shortcut is None else dy.to(z.dtype, copy=True)
+        if means is not None:
+            dy = dy - _per_channel(means[0], z) - x_hat * _per_channel(means[1], z)
+        return (dy * _per_channel(_slope(var, settings), z)).to(z.dtype), dshortcut
 
 
-def apply_(x: Tensor, mean: Tensor, var: Tensor, settings: NormSettings, shortcut: Tensor | None = None) -> None:
-    """Overwrite x with z."""
-    if x.dtype != accumulate_dtype(x.dtype):
-        x.copy_(apply(x, mean, var, settings, shortcut))
-        return
-    x.sub_(_per_channel(mean, x)).mul_(_per_channel(_slope(var, settings), x))
-    if settings.bias is not None:
-        x.add_(_per_channel(settings.bias, x))
-    if shortcut is not None:
-        x.add_(shortcut)
-    activate(x, *settings[3:], inplace=True)
+def values_per_channel(x: Tensor) -> int:
+    """Return N times the spatial size of an (N, C, ...) tensor."""
+    return x.numel() // x.shape[1] if x.shape[1] else 0
 
 
-def backward_reduce(
-    z: Tensor, dz: Tensor, settings: NormSettings, shortcut: Tensor | None = None
-) -> tuple[Tensor, Tensor]:
-    """Return sum(dy) and sum(dy x_hat) per channel, shape (C,), in the accumulation dtype."""
-    x_hat, dy = _invert(z, dz, settings, shortcut)
-    dims = _reduced_dims(z)
-    return dy.sum(dims), (dy * x_hat).sum(dims)
+@torch.no_grad()
+def update_running(
+    running_mean: Tensor,
+    running_var: Tensor,
+    mean: Tensor,
+    var: Tensor,
+    num_values: int | Tensor,
+    momentum: float | Tensor,
+) -> None:
+    """Update the running statistics in place: r becomes r + momentum (batch - r).
+
+    The running variance is unbiased: the variance of the batch is multiplied by n / (n - 1).
+    """
+    unbiased = var * (num_values / (num_values - 1))
+    for running, new in ((running_mean, mean), (running_var, unbiased)):
+        weight = momentum.to(running.dtype) if isinstance(momentum, Tensor) else momentum
+        running.lerp_(new.to(running.dtype), weight)
 
 
-def backward_apply(
-    z: Tensor, dz: Tensor, var: Tensor, means: Means, settings: NormSettings, shortcut: Tensor | None = None
-) -> tuple[Tensor, Tensor | None]:
-    """Return dL/dx = g / sqrt(v + eps) (dy - mean(dy) - x_hat mean(dy x_hat)), and dL/ds = dy with a shortcut."""
-    x_hat, dy = _invert(z, dz, settings, shortcut)
-    dshortcut = None if shortcut is None else dy.to(z.dtype, copy=True)
-    if means is not None:
-        dy = dy - _per_channel(means[0], z) - x_hat * _per_channel(means[1], z)
-    return (dy * _per_channel(_slope(var, settings), z)).to(z.dtype), dshortcut
+def parameter_gradients(
+    sum_dy: Tensor, sum_dy_xhat: Tensor, weight: Tensor | None, bias: Tensor | None
+) -> tuple[Tensor | None, Tensor | None]:
+    """Return dL/dweight = sign(weight) sum(dy x_hat), the sign of 0 being +1, and dL/dbias = sum(dy)."""
+    dweight = None if weight is None else torch.where(weight < 0, -sum_dy_xhat, sum_dy_xhat)
+    return of_dtype(dweight, weight), of_dtype(sum_dy, bias)
+
+
+def of_dtype(gradient: Tensor | None, parameter: Tensor | None) -> Tensor | None:
+    """Return the gradient in the dtype of its parameter, or None without parameter."""
+    if gradient is None or parameter is None:
+        return None
+    return gradient if gradient.dtype == parameter.dtype else gradient.to(parameter.dtype)
+
+
+MaybeTensor = TypeVar("MaybeTensor", Tensor, Tensor | None)
+
+
+def laid_out(x: MaybeTensor, like: Tensor) -> MaybeTensor:
+    """Return x in the layout of ``like``, a tensor of the same shape; copies if needed. None for None.
+
+    Returns x under torch.compile, which chooses layouts itself.
+    """
+    if x is None or torch.compiler.is_compiling() or x.stride() == like.stride():
+        return x
+    return torch.empty_like(like).copy_(x)
 
 
 def _reduced_dims(x: Tensor) -> list[int]:

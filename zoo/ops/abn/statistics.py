@@ -11,9 +11,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from zoo.ops.abn.backend import kernels_for
-from zoo.ops.abn.kernels import accumulate_dtype
+from zoo.ops.abn.kernels import kernels_for
+from zoo.ops.abn.reference import update_running, values_per_channel
 from zoo.ops.context import is_eager
+from zoo.ops.operators import accumulate_dtype
 from zoo.torch_internals.data import ALL_GATHER
 
 
@@ -57,15 +58,15 @@ def take_statistics(
     if running_mean is None or running_var is None:
         return _batch_statistics(x, group)
     momentum = next_momentum(momentum, num_batches, running_mean.dtype)
-    track = kernels_for(x).track_statistics
-    if track is not None and is_eager() and group is None and not isinstance(momentum, Tensor):
-        mean, var = track(x.detach(), running_mean, running_var, momentum)
-        return Statistics(mean, var, values_per_channel(x), None)
-    if group is not None and not isinstance(momentum, Tensor) and kernels_for(x).group_statistics is not None:
+    if isinstance(momentum, Tensor) or (group is None and not is_eager()):
+        batch = _batch_statistics(x, group)
+        assert batch.num_values is not None
+        update_running(running_mean, running_var, batch.mean, batch.var, batch.num_values, momentum)
+        return batch
+    if group is not None:
         return _gather_statistics(x, group, (running_mean, running_var), momentum)
-    batch = _batch_statistics(x, group)
-    update_running(running_mean, running_var, batch, momentum)
-    return batch
+    mean, var = kernels_for(x).track_statistics(x.detach(), running_mean, running_var, momentum)
+    return Statistics(mean, var, values_per_channel(x), None)
 
 
 def next_momentum(momentum: float | Tensor | None, num_batches: Tensor | None, dtype: torch.dtype) -> float | Tensor:
@@ -105,11 +106,6 @@ def check_num_values(x: Tensor, num_values: int | None = None) -> int:
     return num_values
 
 
-def values_per_channel(x: Tensor) -> int:
-    """Return N times the spatial size of an (N, C, ...) tensor."""
-    return x.numel() // x.shape[1] if x.shape[1] else 0
-
-
 def _batch_statistics(x: Tensor, group: dist.ProcessGroup | None) -> Statistics:
     """Return the statistics of the batch, synchronized over the group if given."""
     if group is not None:
@@ -129,54 +125,27 @@ def _gather_statistics(
     Uses one all-gather of 2 C + 1 numbers. Processes may have different numbers of values, including 0 (mean and var
     must then be finite, but do not matter). The numbers are sent in float64, so counts are exact and the sums of
     squares do not cancel: n = sum n_k, m = sum n_k m_k / n, v = sum n_k (v_k + (m_k - m)^2) / n. The number of values
-    stays a tensor on the device, which avoids a synchronization. ``running`` statistics may only be passed if the
-    kernels have `group_statistics`, which updates them.
+    stays a tensor on the device, which avoids a synchronization. ``running`` statistics are updated.
     """
-    kernels, num_local, dtype = kernels_for(x), values_per_channel(x), accumulate_dtype(x.dtype)
-    if kernels.local_statistics is not None:
-        packed = kernels.local_statistics(x.detach())
-    else:
-        mean, var = kernels.statistics(x.detach())
-        packed = torch.cat([mean.double(), var.double(), mean.new_full((1,), num_local, dtype=torch.float64)])
+    kernels = kernels_for(x)
+    packed = kernels.local_statistics(x.detach())
     world_size = dist.get_world_size(group)
     gathered = packed.new_empty(world_size * packed.numel())
     getattr(dist, ALL_GATHER)(gathered, packed, group=group)
     gathered = gathered.view(world_size, -1)
     # With two local values the group has enough. Only with fewer does the host wait for the group's number, which a
     # compiled graph cannot do.
-    if num_local < 2 and not torch.compiler.is_compiling():
+    if values_per_channel(x) < 2 and not torch.compiler.is_compiling():
         check_num_values(x, int(gathered[:, -1].sum()))
-    if kernels.group_statistics is not None:
-        return Statistics(*kernels.group_statistics(gathered, dtype, *running, momentum), group)
-    channels = x.shape[1]
-    means, variances, counts = gathered.split([channels, channels, 1], dim=1)
-    total = counts.sum()
-    divisor = total.clamp(min=1)  # without any value, the caller raises an error instead of dividing by zero
-    group_mean = (counts * means).sum(0) / divisor
-    group_var = (counts * (variances + (means - group_mean).square())).sum(0) / divisor
-    return Statistics(group_mean.to(dtype), group_var.to(dtype), total.to(dtype), group)
+    return Statistics(*kernels.group_statistics(gathered, accumulate_dtype(x.dtype), *running, momentum), group)
 
 
-@torch.no_grad()
-def update_running(running_mean: Tensor, running_var: Tensor, batch: Statistics, momentum: float | Tensor) -> None:
-    """Update the running statistics in place: r becomes r + momentum (batch - r).
+def means_over_group(sums: Tensor, num_values: int | Tensor, group: dist.ProcessGroup | None) -> tuple[Tensor, Tensor]:
+    """Return the two sums of backward, (2, C), divided by the number of values.
 
-    The running variance is unbiased: the variance of the batch is multiplied by n / (n - 1).
+    With a group the sums are first overwritten with the sums over the group, in one all-reduce.
     """
-    assert batch.num_values is not None
-    unbiased = batch.var * (batch.num_values / (batch.num_values - 1))
-    for running, new in ((running_mean, batch.mean), (running_var, unbiased)):
-        weight = momentum.to(running.dtype) if isinstance(momentum, Tensor) else momentum
-        running.lerp_(new.to(running.dtype), weight)
-
-
-def means_over_group(
-    sum_dy: Tensor, sum_dy_xhat: Tensor, num_values: int | Tensor, group: dist.ProcessGroup | None
-) -> tuple[Tensor, Tensor]:
-    """Return the two sums of backward divided by the number of values, summed over the group in one all-reduce."""
-    if group is None:
-        return sum_dy / num_values, sum_dy_xhat / num_values
-    sums = torch.stack([sum_dy, sum_dy_xhat])
-    dist.all_reduce(sums, group=group)
+    if group is not None:
+        dist.all_reduce(sums, group=group)
     mean_dy, mean_dy_xhat = sums / num_values
     return mean_dy, mean_dy_xhat

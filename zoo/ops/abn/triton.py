@@ -20,7 +20,6 @@ the same kernels.
 from __future__ import annotations
 
 import functools
-import importlib.util
 import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -29,9 +28,9 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import increment_version
 
-from zoo.ops.abn.kernels import Means, NormSettings, accumulate_dtype, laid_out, new_vectors
+from zoo.ops.abn.reference import Means, NormSettings, ReferenceKernels, laid_out
 from zoo.ops.context import is_intercepted
-from zoo.ops.operators import operator
+from zoo.ops.operators import accumulate_dtype, new_vectors, operator
 
 TILE = 2048
 WARPS = 4
@@ -44,88 +43,72 @@ COMBINED_CHANNELS = 8  # per program
 COMBINE_WARPS = 8
 MAX_COMPILED = 4096  # entries of the cache, one per kernel and shape: inputs may have unlimited shapes
 
-backward = None
 
+class TritonKernels(ReferenceKernels):
+    """The kernels for CUDA."""
 
-@functools.cache
-def unavailable_reason() -> str | None:
-    """Return why these kernels are unavailable, or None if they are available."""
-    if not torch.cuda.is_available() and importlib.util.find_spec("triton") is not None:
-        return None  # not used without CUDA, and importing Triton takes longer than importing all of zoo
-    try:
-        import zoo.ops.abn.triton_kernels  # noqa: F401
-    except ImportError as error:
-        return f"triton is not installed: {error}"
-    return None
+    def statistics(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        mean, var = _function_or_operator("statistics", _run_statistics)(x)
+        return mean, var
 
+    def track_statistics(
+        self, x: Tensor, running_mean: Tensor, running_var: Tensor, momentum: float
+    ) -> tuple[Tensor, Tensor]:
+        run = _function_or_operator("track_statistics", _run_track_statistics)
+        mean, var = run(x, running_mean, running_var, momentum)
+        increment_version((running_mean, running_var))  # the kernel does not tell autograd that it has modified them
+        return mean, var
 
-def statistics(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Return mean and biased variance per channel, shape (C,); zeros for a tensor without elements."""
-    mean, var = _function_or_operator("statistics", _run_statistics)(x)
-    return mean, var
+    def local_statistics(self, x: Tensor) -> Tensor:
+        packed: Tensor = _function_or_operator("local_statistics", _run_local_statistics)(x)
+        return packed
 
+    def group_statistics(
+        self,
+        gathered: Tensor,
+        dtype: torch.dtype,
+        running_mean: Tensor | None,
+        running_var: Tensor | None,
+        momentum: float,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        run = _function_or_operator("group_statistics", _run_group_statistics)
+        mean, var, count = run(gathered, dtype, running_mean, running_var, momentum)
+        if running_mean is not None and running_var is not None:
+            increment_version((running_mean, running_var))
+        return mean, var, count
 
-def track_statistics(x: Tensor, running_mean: Tensor, running_var: Tensor, momentum: float) -> tuple[Tensor, Tensor]:
-    """Return mean and biased variance, and update the running statistics in place by ``momentum``."""
-    mean, var = _function_or_operator("track_statistics", _run_track_statistics)(x, running_mean, running_var, momentum)
-    increment_version((running_mean, running_var))  # the kernel does not tell autograd that it has modified them
-    return mean, var
+    def apply(
+        self, x: Tensor, mean: Tensor, var: Tensor, settings: NormSettings, shortcut: Tensor | None = None
+    ) -> Tensor:
+        z: Tensor = _function_or_operator("apply", _run_apply)(x, mean, var, shortcut, *settings)
+        return z
 
+    def apply_(
+        self, x: Tensor, mean: Tensor, var: Tensor, settings: NormSettings, shortcut: Tensor | None = None
+    ) -> None:
+        _function_or_operator("apply_", _run_apply_)(x, mean, var, shortcut, *settings)
 
-def local_statistics(x: Tensor) -> Tensor:
-    """Return mean, biased variance and number of values, (2 C + 1,) in float64, for an all-gather."""
-    packed: Tensor = _function_or_operator("local_statistics", _run_local_statistics)(x)
-    return packed
+    def reduce_gradients(
+        self, z: Tensor, dz: Tensor, divisor: int, settings: NormSettings, shortcut: Tensor | None = None
+    ) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        run = _function_or_operator("reduce_gradients", _run_reduce_gradients)
+        means, dweight, dbias = run(z, dz, divisor, shortcut, *settings)
+        return means, None if settings.weight is None else dweight, None if settings.bias is None else dbias
 
+    def backward_reduce(
+        self, z: Tensor, dz: Tensor, settings: NormSettings, shortcut: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        sums, _, _ = self.reduce_gradients(z, dz, 1, settings, shortcut)
+        sum_dy, sum_dy_xhat = sums.unbind()
+        return sum_dy, sum_dy_xhat
 
-def group_statistics(
-    gathered: Tensor, dtype: torch.dtype, running_mean: Tensor | None, running_var: Tensor | None, momentum: float
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Return mean, biased variance and number of values of a group, and update the running statistics in place."""
-    run = _function_or_operator("group_statistics", _run_group_statistics)
-    mean, var, count = run(gathered, dtype, running_mean, running_var, momentum)
-    if running_mean is not None and running_var is not None:
-        increment_version((running_mean, running_var))
-    return mean, var, count
-
-
-def apply(x: Tensor, mean: Tensor, var: Tensor, settings: NormSettings, shortcut: Tensor | None = None) -> Tensor:
-    """Return z in a new tensor of the dtype and strides of x."""
-    z: Tensor = _function_or_operator("apply", _run_apply)(x, mean, var, shortcut, *settings)
-    return z
-
-
-def apply_(x: Tensor, mean: Tensor, var: Tensor, settings: NormSettings, shortcut: Tensor | None = None) -> None:
-    """Overwrite x with z."""
-    _function_or_operator("apply_", _run_apply_)(x, mean, var, shortcut, *settings)
-
-
-def backward_reduce(
-    z: Tensor, dz: Tensor, settings: NormSettings, shortcut: Tensor | None = None
-) -> tuple[Tensor, Tensor]:
-    """Return sum(dy) and sum(dy x_hat) per channel, shape (C,), in the accumulation dtype."""
-    sums, _, _ = _function_or_operator("reduce_gradients", _run_reduce_gradients)(z, dz, 1, shortcut, *settings)
-    sum_dy, sum_dy_xhat = sums.unbind()
-    return sum_dy, sum_dy_xhat
-
-
-def reduce_gradients(
-    z: Tensor, dz: Tensor, divisor: int, settings: NormSettings, shortcut: Tensor | None
-) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """Return the two sums divided by ``divisor``, (2, C), and dL/dweight and dL/dbias in their dtypes, or None."""
-    run = _function_or_operator("reduce_gradients", _run_reduce_gradients)
-    means, dweight, dbias = run(z, dz, divisor, shortcut, *settings)
-    return means, None if settings.weight is None else dweight, None if settings.bias is None else dbias
-
-
-def backward_apply(
-    z: Tensor, dz: Tensor, var: Tensor, means: Means, settings: NormSettings, shortcut: Tensor | None = None
-) -> tuple[Tensor, Tensor | None]:
-    """Return dL/dx and, with a shortcut, dL/dshortcut, both in new tensors."""
-    mean_dy, mean_dy_xhat = means if means is not None else (None, None)
-    run = _function_or_operator("backward_apply", _run_backward_apply)
-    dx, dshortcut = run(z, dz, var, mean_dy, mean_dy_xhat, shortcut, *settings)
-    return dx, None if shortcut is None else dshortcut
+    def backward_apply(
+        self, z: Tensor, dz: Tensor, var: Tensor, means: Means, settings: NormSettings, shortcut: Tensor | None = None
+    ) -> tuple[Tensor, Tensor | None]:
+        mean_dy, mean_dy_xhat = means if means is not None else (None, None)
+        run = _function_or_operator("backward_apply", _run_backward_apply)
+        dx, dshortcut = run(z, dz, var, mean_dy, mean_dy_xhat, shortcut, *settings)
+        return dx, None if shortcut is None else dshortcut
 
 
 def _function_or_operator(name: str, function: Callable[..., Any]) -> Callable[..., Any]:

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from zoo.remat.budget import INPUT, INTERMEDIATE, RECOMPUTED, Decision
-from zoo.remat.eager.tracking import KeptMemory, Tracker, copy_of, is_parameter, is_plain
+from zoo.remat.eager.tracking import KeptMemory, Tracker, copy_of, is_parameter, is_trackable
 from zoo.remat.recipes import Recipe, SavedHandle, SavedTensor, TrackedTensor, detached
 from zoo.remat.rules import CONCATENATE, Operation, rule_of
 from zoo.torch_internals.data import memory_id, storage_id
@@ -28,7 +28,7 @@ MAX_THROUGH = 16  # unsaved intermediates of a recipe: bounds the search, and th
 
 
 class Inputs(NamedTuple):
-    """What a recipe needs.
+    """The tensors that a recipe needs.
 
     Args:
     - `through`: intermediates that it recomputes.
@@ -122,10 +122,10 @@ class DecisionLog:
 
 
 class Decider:
-    """Decides which tensors are saved, so that these take the fewest bytes.
+    """Decides which tensors are saved, to minimize the bytes held until backward.
 
     Args:
-    - `depth`: recomputed saved tensors in a chain.
+    - `depth`: largest number of recomputed saved tensors in a chain.
     - `log`: receives the decisions; None to record none.
 
     ``has_large`` tells whether autograd saved a tensor that is large enough to recompute.
@@ -142,7 +142,7 @@ class Decider:
         self._started_from: dict[int, weakref.WeakSet[TrackedTensor]] = {}
 
     def pack(self, tensor: Tensor) -> Any:
-        """Return what autograd holds in place of a tensor, of which backward reads the elements.
+        """Return the object that autograd holds in place of a tensor whose elements backward reads.
 
         It is a `SavedHandle`, a `SavedTensor`, or a tensor and its version.
         """
@@ -153,7 +153,7 @@ class Decider:
                 return detached(tensor), tensor._version
         value = self._tracker.find(tensor)
         if value is None:
-            if not is_plain(tensor):
+            if not is_trackable(tensor):
                 return tensor if tensor.is_leaf else tensor.detach(), tensor._version
             if tensor.is_leaf:
                 self.decide(tensor, NOT_RECOMPUTABLE, is_kept=True)
@@ -181,7 +181,7 @@ class Decider:
         return saved if is_final else SavedHandle(value)
 
     def decide(self, tensor: Tensor, reason: str, is_kept: bool = False, price_of_freed: float | None = None) -> None:
-        """Record the decision to save the memory of a tensor, or not to."""
+        """Record the decision whether to save the memory of a tensor."""
         if self._log is not None:
             new_bytes = 0 if memory_id(tensor) in self._kept else tensor.untyped_storage().nbytes()
             if reason == NOT_RECOMPUTABLE and 0 < new_bytes < self._tracker.smallest_bytes:
@@ -195,7 +195,7 @@ class Decider:
                 self._decide_again(tied)
 
     def reason_to_keep(self, value: TrackedTensor, tensor: Tensor) -> str | None:
-        """Return why the tensor is saved; None if its recipe is, whose inputs then stay alive.
+        """Return why the tensor is saved; None if its recipe is saved, which keeps the inputs of the recipe alive.
 
         The recipe is saved if the inputs that only this recipe keeps alive take fewer bytes than the tensor.
         """

@@ -1,8 +1,8 @@
 """Saves less for layers with frozen weights: backward reads little of what autograd saves for them.
 
 Autograd saves the input of a frozen convolution, of which backward reads only the shape, and the output of a ReLU, of
-which it reads only the signs. A ReLU is decided for once nothing else can save its output any more. Whatever else saves
-either tensor, such as a checkpoint or a custom function, reads its elements.
+which it reads only the signs. The decision about a ReLU is made once no other operation can save its output. Any other
+operation that saves either tensor, such as a checkpoint or a custom function, reads its elements.
 
 Tested by tests/remat/test_lean_training.py.
 """
@@ -19,7 +19,7 @@ from torch import Tensor
 
 from zoo.remat.budget import INPUT, RECOMPUTED, Decision
 from zoo.remat.eager.deciding import Decider, DecisionLog
-from zoo.remat.eager.tracking import Tracker, is_plain
+from zoo.remat.eager.tracking import Tracker, is_trackable
 from zoo.remat.recipes import SavedHandle, TrackedTensor, detached, unmodified, unpack
 from zoo.remat.rules import rectified_of, signs_of
 from zoo.torch_internals.data import is_alias_of
@@ -45,10 +45,10 @@ class FrozenLayers:
         self._unread: dict[TrackedTensor, Decision] = {}
 
     def pack(self, tensor: Tensor) -> Any:
-        """Return what autograd holds in place of a saved tensor until it is decided; None if it can be decided now."""
+        """Return the object that autograd holds until the decision about a tensor; None if it can be made now."""
         is_of_relu = self._of_relu is not None and self._of_relu() is tensor
         self._of_relu = None  # a ReLU saves its output once; whatever saves it next reads its elements
-        if not (is_plain(tensor) and tensor.requires_grad and self._tracker.is_large(tensor)):
+        if not (is_trackable(tensor) and tensor.requires_grad and self._tracker.is_large(tensor)):
             return None
         value = self._tracker.find(tensor) or self._tracker.note(tensor, None, 0, tensor._version)
         if value.readers > 0 or value.kept is not None:
@@ -60,11 +60,11 @@ class FrozenLayers:
         return self.deferred[-1]
 
     def note_relu(self, out: Tensor | None) -> None:
-        """Record the output of the ReLU that has just run, which autograd saves before anything else runs; or None."""
+        """Record the output of the latest operation, which autograd saves next, if it is a ReLU; None otherwise."""
         self._of_relu = None if out is None else weakref.ref(out)
 
     def settle(self, unread: Tensor | None = None) -> None:
-        """Decide on the tensors that the operation which comes next has saved; it does not read ``unread``."""
+        """Decide about the tensors that the next operation has saved; its backward does not read ``unread``."""
         deferred, self.deferred = self.deferred, []
         # If there are several handles of this input, the earlier ones belong to other operations.
         last = max((index for index, handle in enumerate(deferred) if handle.tensor is unread), default=None)
@@ -82,7 +82,7 @@ class FrozenLayers:
                 handle.settle(partial(unpack, self._decider.pack(tensor)))
 
     def finish(self) -> None:
-        """Decide on all that is left at the end of forward."""
+        """Make all pending decisions at the end of forward."""
         self.settle()
         self._settle_rectified(is_over=True)
         if self._log is not None:
@@ -103,7 +103,7 @@ class FrozenLayers:
         return handle
 
     def _settle_rectified(self, is_over: bool = False) -> None:
-        """Decide on the outputs of ReLUs that no other operation can save any more, or that one has saved."""
+        """Decide about the outputs of ReLUs that another operation has saved, or that none can save any more."""
         undecided = []
         for handle, value in self._rectified:
             tensor = handle.tensor
@@ -127,7 +127,7 @@ class FrozenLayers:
 
 
 class DeferredHandle:
-    """The object that autograd holds in place of a saved tensor until it is known what backward reads of it.
+    """The object that autograd holds in place of a saved tensor until it is known what backward reads from it.
 
     Args:
     - `tensor`: the saved tensor; None once it is settled.
@@ -140,18 +140,18 @@ class DeferredHandle:
 
     @property
     def has_moved(self) -> bool:
-        """Whether the tensor has other memory since."""
+        """Whether the tensor has been given other memory."""
         return self.tensor is not None and self._saved is not None and not is_alias_of(self.tensor, self._saved)
 
     def settle(self, read: Callable[[], Tensor] | None = None) -> None:
-        """Hold a function that returns what backward reads in place of the tensor; None for the tensor itself."""
+        """Hold a function that returns the tensor that backward reads instead; None for the tensor itself."""
         if read is None:
             assert self._saved is not None, "a handle is settled once"
             read = partial(unmodified, self._saved, self.version)
         self.tensor, self._saved, self._read = None, None, read
 
     def unpack(self) -> Tensor:
-        """Return the tensor, or what stands for it; RecipeError if it was overwritten or cannot be recomputed."""
+        """Return the tensor for backward. Raises RecipeError if it was overwritten or cannot be recomputed."""
         return self._read() if self._saved is None else unmodified(self._saved, self.version)
 
 
@@ -161,6 +161,6 @@ def _empty_arguments_of(tensor: Tensor) -> dict[str, Any]:
 
 
 def _rectified_of(bits: Tensor, size: Any, stride: Any, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Return a tensor that is 0 where the output of a ReLU was, and else 1."""
+    """Return a tensor that is 0 where the output of a ReLU was 0, otherwise 1."""
     with skip_autograd_and_autocast(), torch.no_grad():
         return rectified_of(bits, size, stride, dtype, device)

@@ -86,7 +86,7 @@ class Recorder:
             recipe.outputs = [weakref.ref(value) for value in notes]
 
     def _is_made_of_small_tensors(self, parts: Any, out: Tensor) -> bool:
-        """Return whether most of a concatenation are tensors too small to recompute."""
+        """Return whether most inputs of a concatenation are too small to recompute."""
         if not isinstance(parts, (list, tuple)):
             return False
         limit = self._tracker.smallest_bytes
@@ -115,7 +115,7 @@ class Recorder:
         return out
 
     def write(self, traits: Traits, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Run an operation that writes into tensors, and record which memory it writes, whichever alias they are."""
+        """Run an operation that writes into tensors, and record the memory that it writes, through any alias."""
         addresses = traits.written_memory(args, kwargs)
         for address in addresses:
             self._decider.copy_before_it_is_overwritten(address)
@@ -252,7 +252,7 @@ def _has_tensors(kwargs: dict[str, Any]) -> bool:
 
 
 def _smaller_inputs(args: Sequence[Any], out: Tensor) -> list[Tensor]:
-    """Return the inputs whose memory is smaller than an output, or that are parts of it."""
+    """Return the inputs whose memory is smaller than an output or part of it."""
     inputs = [each for arg in args for each in (arg if isinstance(arg, (list, tuple)) else (arg,))]
     tensors = [each for each in inputs if isinstance(each, Tensor)]
     return [each for each in tensors if each.untyped_storage().nbytes() < out.nbytes]

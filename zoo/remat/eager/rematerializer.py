@@ -18,7 +18,7 @@ from zoo.remat.budget import Budget, Decision
 from zoo.remat.eager.deciding import Decider, DecisionLog
 from zoo.remat.eager.frozen import DeferredHandle, FrozenLayers
 from zoo.remat.eager.recording import Recorder, traits_of
-from zoo.remat.eager.tracking import KeptMemory, Tracker, is_plain
+from zoo.remat.eager.tracking import KeptMemory, Tracker, is_trackable
 from zoo.remat.recipes import Recipe, SavedHandle, unpack
 from zoo.remat.rules import (
     CONVOLUTION,
@@ -48,7 +48,7 @@ from zoo.torch_internals.dispatch import (
 
 
 class ForwardPass:
-    """What is recorded of a forward pass, until it ends.
+    """The recorded state of a forward pass until its end.
 
     Args:
     - `parameters`, `smallest_bytes`, `depth`: see `Rematerializer`.
@@ -79,12 +79,12 @@ class ForwardPass:
         return self.decider.has_large or self.frozen.is_seen
 
     def pack(self, tensor: Tensor) -> Any:
-        """Return what autograd holds in place of a saved tensor."""
+        """Return the object that autograd holds in place of a saved tensor."""
         handle = self.frozen.pack(tensor) if self.frozen.is_seen else None
         return self.decider.pack(tensor) if handle is None else handle
 
     def price_of(self, operation: Operation, args: tuple[Any, ...], out: Any) -> float | None:
-        """Return FLOP per byte of output for a convolution or a matrix product, else None."""
+        """Return FLOP per byte of output for a convolution or a matrix product, otherwise None."""
         flops = flops_of(operation, args, out)
         if flops is None:
             return None
@@ -92,7 +92,7 @@ class ForwardPass:
         return break_tie(flops / first_tensor(out).nbytes, self.num_priced)
 
     def end(self) -> None:
-        """Decide on what is left, and forget all tensors. What backward needs stays alive."""
+        """Make all pending decisions and release all tensors that backward does not need."""
         self.frozen.finish()
         self.kept.close()
         self.tracker.close()
@@ -101,20 +101,22 @@ class ForwardPass:
 class Rematerializer(EagerDispatchMode):
     """A context in which autograd saves recipes in place of tensors where that takes less memory.
 
-    Outputs, gradients, running statistics and random numbers are bit-identical to those without it. Backward may run
+    Outputs, gradients, running statistics and random numbers are bit-identical to plain training. Backward may run
     inside or outside the context. The context is reusable, for one forward pass after another, but not reentrant.
 
     Backward raises RecipeError if an input of a recipe was overwritten since forward.
 
     Args:
-    - `budget`: the limit on recomputing convolutions and matrix products, as `Budget.parse` takes it, but neither bytes
-      nor a fraction, which `zoo.lean` plans.
-    - `depth`: recomputed saved tensors in a chain. A larger depth saves less and has a higher peak in backward.
-    - `smallest_bytes`: smaller tensors are saved. None: from 16 to 64 KiB, by the largest output so far.
-    - `parameters`: parameters and buffers. They stay alive anyway, and so are free inputs of recipes. An iterator is
-      consumed only if that is necessary; every `nn.Parameter` is a free input even without it.
+    - `budget`: the limit on recomputing convolutions and matrix products, as for `Budget.parse`, except for bytes and
+      fractions, which `zoo.lean` plans.
+    - `depth`: largest number of recomputed saved tensors in a chain. A larger depth saves fewer bytes and has a higher
+      peak in backward.
+    - `smallest_bytes`: tensors of fewer bytes are saved. None: 16 to 64 KiB, depending on the largest output so far.
+    - `parameters`: parameters and buffers. They stay alive anyway, so recipes may start from them for free. An iterator
+      is consumed only if necessary; recipes may always start from an `nn.Parameter`.
     - `log`: receives all decisions; None to record none.
-    - `signature`: the budget learns under this key that a forward pass has no large tensor; None for none.
+    - `signature`: the key under which the budget remembers that a forward pass has no large tensor; None to remember
+      nothing.
 
     While the context is active, ``place`` may be set to the name of the running module; decisions carry it.
     """
@@ -133,7 +135,7 @@ class Rematerializer(EagerDispatchMode):
         self._budget = Budget.parse(budget)
         self._budget.check_planned("Rematerializer")
         self._depth, self._smallest_bytes = depth, smallest_bytes
-        self._parameters = cache(lambda: [each for each in parameters if is_plain(each)])
+        self._parameters = cache(lambda: [each for each in parameters if is_trackable(each)])
         self._log, self._signature = log, signature
         self.place = ""
 
@@ -149,7 +151,7 @@ class Rematerializer(EagerDispatchMode):
         return self
 
     def _begin(self) -> None:
-        """Create what recording needs."""
+        """Create the recorded state."""
         place = None if self._log is None else lambda: self.place
         self._pass = ForwardPass(self._parameters, self._smallest_bytes, self._depth, place)
         self._has_prices = self._budget.flops_per_byte > 0 or self._log is not None
@@ -157,13 +159,13 @@ class Rematerializer(EagerDispatchMode):
 
     @never_compile
     def __exit__(self, *error: Any) -> None:
-        """Stop recording. What backward needs stays alive."""
+        """Stop recording. Tensors that backward needs stay alive."""
         self._contexts.__exit__(*error)
         del self._contexts
         self._end()
 
     def _end(self) -> None:
-        """Decide on what is left, report what was found, and forget what recording needed."""
+        """Make all pending decisions, report them, and release the recorded state."""
         ended = self._pass
         ended.end()
         if self._signature is not None and not ended.has_large:
@@ -217,7 +219,7 @@ class Rematerializer(EagerDispatchMode):
 
 
 class _OfBackward(Rematerializer):
-    """Records backward passes that record a graph of their own, so that this graph saves recipes, too.
+    """Records backward passes with ``create_graph=True``, so that their graphs save recipes too.
 
     It enters its context while a node of the first graph reads a saved tensor. The engine restores the dispatch modes
     and the hooks of the thread after each node.
@@ -245,7 +247,7 @@ class _OfBackward(Rematerializer):
             push_mode(self)
         elif _innermost() is not self:
             return
-        if not is_plain(tensor):
+        if not is_trackable(tensor):
             return
         if isinstance(packed, SavedHandle):
             self._pass.tracker.note_unpacked(tensor, Recipe(aten.alias.default, (packed.value,), {}, is_view=True))
@@ -257,7 +259,7 @@ class _OfBackward(Rematerializer):
 
 @never_compile
 def _unpack(packed: Any) -> Tensor:
-    """Return the saved tensor for what autograd holds in its place."""
+    """Return the saved tensor for the object that autograd holds in its place."""
     tensor = unpack(packed)
     if torch.is_grad_enabled() and current_backward() != NO_BACKWARD and not are_transforms_active():
         _OfBackward.of_this_pass().join(tensor, packed)

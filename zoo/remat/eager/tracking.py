@@ -1,4 +1,4 @@
-"""Which contents the tensors of a forward pass have, and which memory stays alive until backward.
+"""Tracks the contents of the tensors of a forward pass, and the memory that stays alive until backward.
 
 Tested by tests/remat/test_rematerializer.py.
 """
@@ -20,7 +20,7 @@ from zoo.remat.rules import MIN_BYTES
 from zoo.torch_internals.data import is_wrapper, memory_id
 from zoo.torch_internals.dispatch import DisableTorchDispatch
 
-Memory = Callable[[], torch.UntypedStorage | None]
+StorageRef = Callable[[], torch.UntypedStorage | None]
 
 # Tensors are saved that are smaller than the largest output so far by this factor, from `MIN_BYTES` to `MAX_BYTES`.
 SMALL_RATIO, MAX_BYTES = 64, 2**16
@@ -30,7 +30,7 @@ class KeptMemory(set[int]):
     """The addresses of storages that stay alive until backward.
 
     Args:
-    - `parameters`: returns the parameters and buffers of the network, over which it walks.
+    - `parameters`: walks over the network and returns its parameters and buffers.
     """
 
     def __init__(self, parameters: Callable[[], Sequence[Tensor]]) -> None:
@@ -42,14 +42,14 @@ class KeptMemory(set[int]):
         self._alive: dict[int, weakref.ref[torch.UntypedStorage]] = {}
 
     def keep(self, tensor: Tensor) -> None:
-        """Record that the memory of a tensor is saved. It is forgotten when it is freed."""
+        """Record that the memory of a tensor is saved, until it is freed."""
         address = memory_id(tensor)
         if address not in self:
             self._alive[address] = weakref.ref(tensor.untyped_storage(), lambda _: self._forget(address))
             self.add(address)
 
     def close(self) -> None:
-        """Forget all memory: nothing asks for it any more."""
+        """Forget all addresses."""
         self._alive.clear()
         self.clear()
 
@@ -80,7 +80,7 @@ class Tracker:
     """The contents of the tensors of a forward pass, and the writes into them, which ``clock`` counts.
 
     Args:
-    - `smallest_bytes`: the size from which a tensor is large. None: from 16 to 64 KiB, by the largest output so far.
+    - `smallest_bytes`: size from which a tensor is large. None: 16 to 64 KiB, depending on the largest output so far.
     """
 
     def __init__(self, kept: KeptMemory, smallest_bytes: int | None) -> None:
@@ -88,10 +88,10 @@ class Tracker:
         self._is_relative = smallest_bytes is None
         self.smallest_bytes = MIN_BYTES if smallest_bytes is None else smallest_bytes
         # id of a tensor -> (weak reference to it, its version, a weak reference to its storage, its contents)
-        self.known: dict[int, tuple[Callable[[], Tensor | None], int, Memory, TrackedTensor]] = {}
+        self.known: dict[int, tuple[Callable[[], Tensor | None], int, StorageRef, TrackedTensor]] = {}
         # id of a storage -> its contents by their layout and version. Only once there are new objects for the same
         # elements: operations of a subclass of Tensor wrap their outputs, and autograd what it unpacks
-        self._by_memory: dict[int, dict[tuple[Any, ...], tuple[Memory, TrackedTensor]]] | None = None
+        self._by_memory: dict[int, dict[tuple[Any, ...], tuple[StorageRef, TrackedTensor]]] | None = None
         # address of a storage -> the value of the clock at the last write into it
         self._writes: dict[int, int] = {}
         self.clock = 0
@@ -138,7 +138,7 @@ class Tracker:
         self._know(copy, copy._version, value)
 
     def note_unpacked(self, tensor: Tensor, recipe: Recipe) -> None:
-        """Record the contents of a tensor that autograd makes a new object of."""
+        """Record the contents of a tensor that autograd returns as a new object."""
         if self._by_memory is None:
             self._by_memory = {}
         self.note(tensor, recipe, 0, tensor._version)
@@ -173,8 +173,8 @@ class Tracker:
         contents[(version, *_layout_of(tensor))] = weakref.ref(tensor.untyped_storage(), forget), value
 
     def _find_by_memory(self, tensor: Tensor) -> TrackedTensor | None:
-        """Return the current contents of a tensor that is another object for the same elements; else None."""
-        if not is_plain(tensor):
+        """Return the current contents of a tensor that aliases a tracked tensor; None if there is none."""
+        if not is_trackable(tensor):
             return None
         if self._by_memory is None:
             self._by_memory = {}
@@ -193,7 +193,7 @@ class Tracker:
         return value
 
     def was_written(self, tensor: Tensor, value: TrackedTensor) -> bool:
-        """Return whether a tensor's memory was written since. Not every write increments its version."""
+        """Return whether a tensor's memory was written after ``value``. Not every write increments the version."""
         if not self._writes:
             return False
         return self._writes.get(memory_id(tensor), 0) > value.clock
@@ -203,12 +203,12 @@ class Tracker:
         return memory_id(tensor) in self._writes
 
     def is_modified(self, tensor: Tensor, value: TrackedTensor) -> bool:
-        """Return whether a tensor has other contents by now: another version or memory, or its memory was written."""
+        """Return whether a tensor's contents changed: it has another version or memory, or its memory was written."""
         has_moved = value.kept is None and value.memory() is not tensor.untyped_storage()
         return has_moved or tensor._version != value.version or self.was_written(tensor, value)
 
     def values_of(self, args: Sequence[Any]) -> list[Any] | None:
-        """Return arguments with tracked tensors in place of tensors, also in lists; None if a tensor is not plain."""
+        """Return arguments with tracked tensors in place of tensors, also in lists; None if one is not trackable."""
         values = []
         for arg in args:
             if isinstance(arg, Tensor):
@@ -223,8 +223,8 @@ class Tracker:
         return values
 
     def _note_external(self, tensor: Tensor) -> TrackedTensor | None:
-        """Track a tensor that no recorded operation has computed, if it is plain."""
-        if not is_plain(tensor):
+        """Track a tensor that no recorded operation has computed, if it is trackable."""
+        if not is_trackable(tensor):
             return None
         limit = MAX_BYTES if self._is_relative and not tensor.requires_grad else self.smallest_bytes
         is_small = tensor.nbytes < limit
@@ -248,7 +248,7 @@ def _layout_of(tensor: Tensor) -> tuple[Any, ...]:
     return tensor.shape, tensor.stride(), tensor.storage_offset(), tensor.dtype
 
 
-def is_plain(tensor: Tensor) -> bool:
+def is_trackable(tensor: Tensor) -> bool:
     """Return whether a tensor is strided, owns its memory and has a version counter.
 
     Excludes sparse, nested and lazy tensors, wrapper subclasses, and tensors of `torch.inference_mode`.
@@ -262,7 +262,7 @@ def is_plain(tensor: Tensor) -> bool:
 
 
 def is_parameter(tensor: Tensor) -> bool:
-    """Return ``isinstance(tensor, Parameter)``, which takes longer."""
+    """Return ``isinstance(tensor, Parameter)``, in less time."""
     return type(tensor) is Parameter or (type(tensor) is not Tensor and isinstance(tensor, Parameter))
 
 

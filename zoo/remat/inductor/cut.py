@@ -51,9 +51,9 @@ class Cut:
     """Chooses the nodes of forward that are saved: those with the fewest bytes from which backward can be recomputed.
 
     Args:
-    - `forward`: its nodes, in order.
-    - `needed`: those that backward reads.
-    - `returned`: those that are outputs, so that they stay alive anyway.
+    - `forward`: the nodes of forward, in order.
+    - `needed`: nodes that backward reads.
+    - `returned`: nodes that are outputs and therefore stay alive anyway.
     - `written`: inputs that forward overwrites at its end, so that backward must not read them.
     - `budget`: the limit on recomputing convolutions and matrix products.
 
@@ -81,7 +81,7 @@ class Cut:
                 self._bytes_saved_at(prices[min(position, len(prices) - 1)])
 
     def _bytes_saved_at(self, flops_per_byte: float) -> int:
-        """Choose what is saved if recomputation may cost this much, and return its bytes."""
+        """Choose the saved nodes if recomputation may cost this much, and return their bytes."""
         self._flops_per_byte = flops_per_byte
         self.saved: set[Node] = self._minimum_cut() | self._returned
         self._limit_depth()

@@ -39,11 +39,13 @@ def inductor_options(budget: float | int | str | None = None) -> dict[str, Any]:
     """Return ``options`` for torch.compile, with which Inductor's graphs save what `zoo.lean` would save.
 
     ``torch.compile(model, options=zoo.remat.inductor_options())`` fuses recomputation into backward's kernels.
-    Results equal other compiled training to rounding. Random numbers are drawn once. Without a GPU, Inductor's
+    Results equal other compiled training up to rounding. Random numbers are drawn once. Without a GPU, Inductor's
     layout optimization is off: it would hold a copy of each convolution's weights from forward to backward.
 
     Args:
-    - `budget`: the budget of `zoo.lean`, but no limit in bytes; a fraction holds for each graph.
+    - `budget`: as for `zoo.lean`, except for a limit in bytes; a fraction applies to each graph.
+
+    Raises ConfigError for an invalid budget or a limit in bytes.
     """
     limit = Budget.parse(budget)
     if limit.peak_bytes is not None:
@@ -57,7 +59,7 @@ def inductor_options(budget: float | int | str | None = None) -> dict[str, Any]:
 def partition(
     joint: fx.GraphModule, joint_inputs: Sequence[object], *, num_fwd_outputs: int, budget: Budget, **options: Any
 ) -> tuple[fx.GraphModule, fx.GraphModule]:
-    """Return the forward and the backward graph of a joint graph, of which forward returns little for backward.
+    """Split a joint graph so that forward saves few bytes for backward; return the forward and the backward graph.
 
     Args:
     - `joint`: changed in place.
@@ -153,7 +155,7 @@ class _Rewriting:
         return self._clones[source]
 
     def _call(self, user: Node, target: Any, args: Any, kwargs: Any, value: Any) -> Node:
-        """Insert an operation of backward, whose value is like the example, and return its node."""
+        """Insert an operation of backward with an example of its value, and return its node."""
         with self._graph.inserting_before(user):
             node = self._graph.call_function(target, args, kwargs)
         node.meta = {**BACKWARD_TAG, "val": value}

@@ -49,17 +49,17 @@ Variant = Callable[[nn.Module], nn.Module]
 
 @dataclass
 class Check:
-    """What `check` found. ``str`` of it is at most ten lines.
+    """Result of `check`; its string has at most ten lines.
 
     Args:
     - `same`: whether all values have the bits of plain training; None if plain training is not deterministic.
-    - `values`: number of values that were compared.
-    - `difference`: the first value that differs between plain training and the variant, or if `same` is None between
+    - `values`: number of compared values.
+    - `difference`: the first value that differs between plain training and the variant or, if `same` is None, between
       two runs of plain training.
-    - `fixed`: what the steps could not vary, as the network or the loss raises an error: "batch", "batch size",
+    - `fixed`: what the steps could not vary because the network or the loss raised an error: "batch", "batch size",
       "evaluation mode".
     - `plain`, `variant`: bytes of a training step.
-    - `time_ratio`: the time of a step of the variant, relative to one of plain training: the median of interleaved
+    - `time_ratio`: time of a step of the variant divided by the time of a plain step: the median over interleaved
       forward and backward passes.
     """
 
@@ -122,16 +122,16 @@ def check(
         zoo.check(model, loss=lambda outputs: outputs.loss, **batch)
 
     Args:
-    - `model`: the network, in the mode in which it shall be checked.
+    - `model`: the network, in the mode to check.
     - `inputs`, `keywords`: arguments of the network.
     - `variant`: returns a variant of a network. It may change its argument, which is a copy. It may rename parameters
       and buffers, which are then matched by their order.
     - `loss`: computes a scalar of the output of the network. By default it is the sum of the scalars of the output,
-      or if there are none the cross-entropy of its tensors over the last dimension.
+      or without scalars the cross-entropy of its tensors over the last dimension.
     - `steps`: number of training steps.
 
     Raises ConfigError if the network cannot be copied or trained, or if the variant has other parameters or buffers,
-    and TypeError if an argument is not of its kind.
+    and TypeError for an argument of another type.
     """
     if not isinstance(model, nn.Module):
         kind = f"the class {model.__name__}" if isinstance(model, type) else type(model).__name__
@@ -165,12 +165,12 @@ def compare(model: nn.Module, images: Tensor, variant: Variant) -> Check:
         return _Run(model, [[((images,), {})]], default_loss).compared(variant, places=False)
 
 
-Batch = tuple[tuple[Any, ...], dict[str, Any]]  # arguments and keywords of a network
+ModelInputs = tuple[tuple[Any, ...], dict[str, Any]]  # arguments and keywords of a network
 
 
 @dataclass
 class _Run:
-    """What all runs of a check have in common. Each starts with the present state of the random number generators.
+    """The network, loss and batches of all runs of a check. Each run starts with the current random states.
 
     Args:
     - `steps`: the batches of each step.
@@ -179,13 +179,13 @@ class _Run:
     """
 
     model: nn.Module
-    steps: list[list[Batch]]
+    steps: list[list[ModelInputs]]
     loss: Callable[[Any], Tensor]
     evaluates: bool = False
     fixed: tuple[str, ...] = ()
 
     @classmethod
-    def of(cls, model: nn.Module, batch: Batch, loss: Callable[[Any], Tensor] | None, steps: int) -> _Run:
+    def of(cls, model: nn.Module, batch: ModelInputs, loss: Callable[[Any], Tensor] | None, steps: int) -> _Run:
         """Return a run of steps with batches that differ as far as the network and the loss accept them."""
         run = cls(model, [[batch]], partial(_scalar, loss or _default_loss))
         with unchanged(model):
@@ -193,7 +193,7 @@ class _Run:
                 raise ConfigError("the loss does not require gradients", WHERE, "train some of the parameters")
         fixed = []
 
-        def other(number: int, part: int = 1) -> Batch:
+        def other(number: int, part: int = 1) -> ModelInputs:
             found = next(filter(run._accepts, _others(batch, number, part)), None)
             if found is None:
                 fixed.append("batch" if part == 1 else "batch size")
@@ -206,8 +206,8 @@ class _Run:
         run.fixed = (*dict.fromkeys(fixed), *([] if run.evaluates else ["evaluation mode"]))
         return run
 
-    def _accepts(self, batch: Batch, training: bool = True) -> bool:
-        """Return whether the network takes a batch between two given ones, of which it may remember something."""
+    def _accepts(self, batch: ModelInputs, training: bool = True) -> bool:
+        """Return whether the network accepts a batch between two given ones, whose sizes it may have stored."""
         model, given = copy.deepcopy(self.model), self.steps[0][0]
         with unchanged(self.model), torch.set_grad_enabled(training):
             try:
@@ -222,7 +222,7 @@ class _Run:
         return True
 
     def compared(self, variant: Variant, places: bool = True) -> Check:
-        """Return the result of a check, with the place of a difference or without, and without bytes and times."""
+        """Return the result of a check without bytes and times; with ``places``, it has the place of a difference."""
         mode = "training mode" if self.model.training else "evaluation mode"
         with unchanged(self.model):
             expected = list(self._train(copy.deepcopy(self.model)))
@@ -254,7 +254,7 @@ class _Run:
         inputs, keywords = copied(self.steps[0][0])
         return lambda: self.loss(model(*inputs, **keywords))
 
-    def _train(self, model: nn.Module, trace: _Trace | None = None) -> Iterator[Value]:
+    def _train(self, model: nn.Module, digests: _StepDigests | None = None) -> Iterator[Value]:
         """Yield the values of training in the order in which it computes them.
 
         They are named as in the network. Nothing after a value is computed before the next value is asked for.
@@ -263,7 +263,7 @@ class _Run:
         for step, batches in enumerate(self.steps, 1):
             outputs: list[Any] = []
             for batch in batches:
-                for name, value in self._pass(model, copied(batch), outputs, trace):
+                for name, value in self._pass(model, copied(batch), outputs, digests):
                     yield value_of(step, name, value)
             for name, value in named("output of the first batch, after the second", outputs[:-1]):
                 yield value_of(step, name, value)  # a later pass must not overwrite it
@@ -275,19 +275,19 @@ class _Run:
             model.eval()
             batch = copied(self.steps[0][0])
             with torch.no_grad():
-                values = list(self._forward(model, batch, [], trace))
+                values = list(self._forward(model, batch, [], digests))
             for name, value in (*values, *self._state(model, batch)):
                 yield value_of(0, name, value)
 
     def _pass(
-        self, model: nn.Module, batch: Batch, outputs: list[Any], trace: _Trace | None
+        self, model: nn.Module, batch: ModelInputs, outputs: list[Any], digests: _StepDigests | None
     ) -> Iterator[tuple[str, Any]]:
         """Yield the values of forward and backward, and add the output to ``outputs``."""
-        yield from self._forward(model, batch, outputs, trace)
+        yield from self._forward(model, batch, outputs, digests)
         loss = self.loss(outputs[-1])
         yield "loss", loss
-        if trace is not None:
-            trace.begin_backward(loss)
+        if digests is not None:
+            digests.begin_backward(loss)
         loss.backward()
         for name, each in reversed(self._parameters(model).items()):
             yield f"gradient of {name}", each.grad
@@ -297,11 +297,11 @@ class _Run:
         yield from self._state(model, batch)
 
     def _forward(
-        self, model: nn.Module, batch: Batch, outputs: list[Any], trace: _Trace | None
+        self, model: nn.Module, batch: ModelInputs, outputs: list[Any], digests: _StepDigests | None
     ) -> Iterator[tuple[str, Any]]:
         """Yield the values of the output, and add the output to ``outputs``."""
-        if trace is not None:
-            trace.clear()
+        if digests is not None:
+            digests.clear()
         known = (*_inputs(batch), *self._parameters(model).items(), *self._buffers(model).items())
         owners = {each.data_ptr(): name for name, each in known if _has_memory(each)}
         outputs.append(model(*batch[0], **batch[1]))
@@ -320,7 +320,7 @@ class _Run:
         is_wrapped = len(named) == len(others) and named.keys() != others.keys()
         return dict(zip(named, others.values(), strict=True)) if is_wrapped else others
 
-    def _state(self, model: nn.Module, batch: Batch) -> Iterator[tuple[str, Any]]:
+    def _state(self, model: nn.Module, batch: ModelInputs) -> Iterator[tuple[str, Any]]:
         """Yield what forward may overwrite: inputs, buffers, the states of random number generators, and the mode."""
         yield from _inputs(batch)
         for name, each in self._buffers(model).items():
@@ -335,23 +335,23 @@ class _Run:
         Args:
         - `index`, `value`: number and name of the first value that differs.
         """
-        traces = []
+        both = []
         for build in (_itself, variant):
             own = copy.deepcopy(self.model)
             twin = self._built(build, own)
-            with unchanged(self.model), warnings.catch_warnings(), _Trace(own) as trace:
+            with unchanged(self.model), warnings.catch_warnings(), _StepDigests(own) as digests:
                 warnings.filterwarnings("ignore", ".*global hooks on modules")  # torch.compile does not call them
-                for _ in islice(self._train(twin, trace), index + 1):
+                for _ in islice(self._train(twin, digests), index + 1):
                     pass
-            traces.append(trace)
-        found = traces[0].first_difference(traces[1])
+            both.append(digests)
+        found = both[0].first_difference(both[1])
         if not found and value.startswith("buffer "):
             name = value.removeprefix("buffer ").rpartition(".")[0]
             found = f"{name} ({type(self.model.get_submodule(name)).__name__})"
         return found
 
 
-class _Trace:
+class _StepDigests:
     """Records in a step digests of the outputs of modules, and of the gradients that each node of autograd computes.
 
     Nodes of eager training are numbered from the loss on; each belongs to the innermost module that made it.
@@ -362,13 +362,13 @@ class _Trace:
         self.clear()
 
     def clear(self) -> None:
-        """Forget a step."""
+        """Forget the recorded step."""
         self._outputs: list[tuple[str, str, list[int]]] = []
         self._owners: dict[Any, str] = {}
         self._nodes: list[tuple[str, str]] = []  # owner and operation
         self._gradients: dict[int, list[int]] = {}  # by the number of a node, in the order of execution
 
-    def __enter__(self) -> _Trace:
+    def __enter__(self) -> _StepDigests:
         self._handle = module_hooks.register_module_forward_hook(self._see_output)
         return self
 
@@ -396,7 +396,7 @@ class _Trace:
     def _see_gradients(self, number: int, gradients: Any, _: Any) -> None:
         self._gradients[number] = [_digest(each) for each in gradients if each is not None]
 
-    def first_difference(self, other: _Trace) -> str:
+    def first_difference(self, other: _StepDigests) -> str:
         """Return the module and operation of the first value that differs, or ""."""
         for (name, operation, found), (other_name, _, others) in zip(self._outputs, other._outputs, strict=False):
             if name != other_name:
@@ -428,7 +428,7 @@ def _digest(tensor: Tensor) -> int:
     return hash(bits(elements_of(tensor)).cpu().numpy().tobytes())
 
 
-def _inputs(batch: Batch) -> Iterator[tuple[str, Any]]:
+def _inputs(batch: ModelInputs) -> Iterator[tuple[str, Any]]:
     return named("input", dict(enumerate(batch[0])) | batch[1])
 
 
@@ -442,7 +442,7 @@ def _has_memory(value: Any) -> bool:
     )
 
 
-def _others(batch: Batch, number: int, part: int) -> Iterator[Batch]:
+def _others(batch: ModelInputs, number: int, part: int) -> Iterator[ModelInputs]:
     """Yield other batches, of 1 / ``part`` of the size, whose labels, masks and probabilities are as valid.
 
     The first is rolled by ``number`` places along the first dimension with several elements, in all tensors that have
@@ -505,7 +505,7 @@ def _check_trainable(model: nn.Module, *inputs: Any) -> None:
         if any(each.grad_fn is not None for each in tensors_of(value))
     ]
     if results:  # autograd has no copies of them
-        what = f"the network cannot be copied, as it keeps the results of operations in {join_names(results)}"
+        what = f"the network cannot be copied, because it keeps the results of operations in {join_names(results)}"
         raise ConfigError(what, WHERE, "detach them, and use torch.nn.utils.parametrizations for weight norm")
     for title, make_copy in (("the network", lambda: copy.deepcopy(model)), ("an input", lambda: copied(inputs))):
         try:

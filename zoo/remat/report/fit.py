@@ -33,7 +33,7 @@ PLACE = "MemoryReport.largest_batch"
 
 @dataclass(frozen=True, repr=False)
 class Fit:
-    """Whether a training step fits: true or false, and printed, the answer with what is left or missing.
+    """Whether a training step fits into memory: true or false. Its string also says how many bytes are left or missing.
 
     Args:
     - `peak`: bytes of the step at its peak; infinite if they could not be allocated.
@@ -58,7 +58,7 @@ class Fit:
 class Subject:
     """A network and inputs, whose training steps with other batches are counted.
 
-    The inputs are kept on the meta device, the network as it is.
+    The inputs are kept on the meta device, and the network on its own.
 
     Args:
     - `budget`: the budget of lean training.
@@ -71,7 +71,7 @@ class Subject:
         self._state_bytes = sum(each.nbytes for each in optimizer_states(model))
 
     def state_bytes(self, copies: int) -> int:
-        """Return what the optimizer has or will have: copies of the trained parameters unless it has made a step."""
+        """Return the bytes of the optimizer's state; before its first step, ``copies`` of the trained parameters."""
         trained = sum(each.nbytes for each in self._model.parameters() if each.requires_grad)
         return self._state_bytes or copies * trained
 
@@ -133,7 +133,7 @@ def _largest_batch(bytes_for: Callable[[int], int], limit: int) -> int:
             PLACE,
             "make the report of a batch, whose inputs have the batch as their first dimension",
         )
-    found = largest(bytes_for, limit)
+    found = largest_fitting(bytes_for, limit)
     if found == 0:
         try:
             return int(bytes_for(1) <= limit)
@@ -142,7 +142,7 @@ def _largest_batch(bytes_for: Callable[[int], int], limit: int) -> int:
     return found
 
 
-def largest(bytes_for: Callable[[int], int], memory_bytes: int, power: int = 1) -> int:
+def largest_fitting(bytes_for: Callable[[int], int], memory_bytes: int, power: int = 1) -> int:
     """Return the largest integer n whose ``bytes_for`` fit in ``memory_bytes``; 0 if not even 2 fits.
 
     The bytes are piecewise linear in n ** ``power``, so the next guess is an interpolation of two values.

@@ -66,7 +66,7 @@ class Timeline:
         return change / end if change <= end else 1 + (change - end) / max(1, len(self.bytes) - 1 - end)
 
 
-def draw(title: str, timelines: Mapping[str, Timeline], path: Path) -> None:
+def draw_timelines(title: str, timelines: Mapping[str, Timeline], path: Path) -> None:
     """Write a plot of timelines, each with its peak; the names of modules stand where they start in the first one.
 
     Raises ConfigError if matplotlib is not installed.

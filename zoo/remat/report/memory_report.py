@@ -1,4 +1,4 @@
-"""What each module of a network holds between forward and backward in plain and in lean training, and why."""
+"""Memory that each module of a network holds between forward and backward, in plain and in lean training, and why."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from zoo.remat.meta_attention import kernel_device, meta_attention
 from zoo.remat.planning import count_peak, plan
 from zoo.remat.report.block_checkpointing import blocks_checkpointed, blocks_of
 from zoo.remat.report.fit import Fit, Subject
-from zoo.remat.report.memory_plot import Timeline, draw
+from zoo.remat.report.memory_plot import Timeline, draw_timelines
 from zoo.remat.trial import as_leaf, clone, trained_outputs, unchanged
 from zoo.tables import Cell, markdown_table
 from zoo.torch_internals.data import observer, tensors_of, tree_map
@@ -38,7 +38,7 @@ MAX_NAME_CHARS, MAX_KIND_CHARS = 32, 18
 
 
 class ModuleMemory(NamedTuple):
-    """What the operations of one module, without its submodules, hold.
+    """Memory that the operations of one module hold, without its submodules.
 
     Args:
     - `name`: qualified name of the module; "" for the network itself.
@@ -88,7 +88,7 @@ class WithBudget(NamedTuple):
 
 @dataclass(frozen=True, repr=False)
 class MemoryReport:
-    """What a network holds between forward and backward; printed, a summary of at most fifteen lines.
+    """Memory that a network holds between forward and backward; its string is a summary of at most fifteen lines.
 
     A peak is the most bytes of tensors that exist at any time of a training step, with parameters, buffers, gradients,
     inputs and the state of the optimizer. It is infinite if the step does not fit into the memory of a GPU, and None if
@@ -127,8 +127,8 @@ class MemoryReport:
 
         Args:
         - `memory`: bytes, as "24GB", "22 GiB" or an int. The scratch memory of operations is not counted: leave room.
-        - `plain`: whether plain training is asked for.
-        - `optimizer_states`: what the optimizer will keep, in copies of the trained parameters: 1 for SGD with
+        - `plain`: whether to count plain training instead.
+        - `optimizer_states`: size of the optimizer's state in copies of the trained parameters: 1 for SGD with
           momentum, 2 for Adam. It is ignored if the optimizer has made a step, which the peak then includes.
 
         Raises ConfigError if ``memory`` is not an amount of memory, or if the step was not measured.
@@ -168,7 +168,7 @@ class MemoryReport:
             raise ConfigError(
                 "no training step was measured", "MemoryReport.plot", "make the report without a budget in bytes"
             )
-        draw("memory of a training step", self.timelines, Path(path))
+        draw_timelines("memory of a training step", self.timelines, Path(path))
 
     @property
     def plain(self) -> int:
@@ -183,7 +183,7 @@ class MemoryReport:
     def table(self) -> str:
         """Return a Markdown table with a row per module: bytes held, what is kept and why, what is recomputed.
 
-        What is less than `SHOWN_BYTES` is left out.
+        Entries below `SHOWN_BYTES` are left out.
         """
         headers = ("module", "kind", "plain, MB", "lean, MB", "kept", "recomputed")
         rows = [
@@ -252,13 +252,13 @@ def memory_report(
 ) -> MemoryReport:
     """Return what each module of a network holds between forward and backward, in plain and in lean training.
 
-    Runs ``model(*inputs, **named_inputs)`` in the network's current mode and with gradients. Buffers, such as running
-    statistics, gradients and the state of the random number generators are then as before; the inputs are copied.
-    Bytes held count distinct memory that autograd saves; inputs, parameters and buffers are not counted. If an
-    input makes the network return a loss, as ``labels`` do in transformers, what the loss holds is counted too.
+    Runs ``model(*inputs, **named_inputs)`` in the network's current mode and with gradients. Buffers, gradients and the
+    states of the random number generators are restored; the inputs are copied. Bytes held are the distinct memory that
+    autograd saves, without inputs, parameters and buffers. If an input makes the network return a loss, as ``labels``
+    do in transformers, the bytes that the loss holds are included.
 
     For the peaks, forward and backward run in plain training, in lean training, with a budget that helps, and with
-    checkpoints. A scalar output is taken for the loss. Without one, the loss is the cross-entropy of the outputs.
+    checkpoints. A scalar output is assumed to be the loss. Without one, the loss is the cross-entropy of the outputs.
     The scratch memory of operations is not counted. With a ``budget``, the report describes lean training within it. If
     it limits the peak, its scratch memory is counted, and no step runs that is likely to exceed it.
 
@@ -276,9 +276,9 @@ def memory_report(
     - `budget`: as for `zoo.lean`.
     - `named_inputs`: its inputs by name. For a dict of them: ``zoo.memory_report(model, **batch)``.
 
-    Raises TypeError if ``model`` is not a module, or if it has an input that is named ``budget``, too. Raises
-    ConfigError for a value that is not a budget, if only one of the network and its inputs is on the meta device, and
-    for autocast there, which has no effect.
+    Raises TypeError if ``model`` is not a module, or if it has an input named ``budget`` too. Raises ConfigError for an
+    invalid budget, if the network and its inputs are not all on the meta device or all on another, and for autocast on
+    the meta device, where it has no effect.
     """
     if not isinstance(model, nn.Module):
         advice = f"; build the network first, as with zoo.get({model!r})" if isinstance(model, str) else ""

@@ -7,9 +7,10 @@ available; ``auto``, the default, uses compiled kernels wherever they are availa
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
 
@@ -17,24 +18,44 @@ import torch
 from torch import Tensor
 
 from zoo.errors import ConfigError
-from zoo.ops.abn import native, reference, triton
-from zoo.ops.abn.kernels import Kernels
-
-# Compiled back end -> its device type and kernels.
-DEVICES: dict[str, tuple[str, Kernels]] = {"native": ("cpu", native), "triton": ("cuda", triton)}
+from zoo.ops import native
 
 
-def _choose(wanted: str) -> dict[str, Kernels]:
-    """Return the kernels per device type; types not listed use the reference."""
+@cache
+def _triton_unavailable_reason() -> str | None:
+    """Return why the kernels in Triton are unavailable, or None if they are available."""
+    if not torch.cuda.is_available() and importlib.util.find_spec("triton") is not None:
+        return None  # not used without CUDA, and importing Triton takes longer than importing all of zoo
+    try:
+        import triton  # type: ignore  # noqa: F401
+    except ImportError as error:
+        return f"triton is not installed: {error}"
+    return None
+
+
+# Compiled back end -> its device type, and a function that returns why it is unavailable, or None.
+DEVICES: dict[str, tuple[str, Callable[[], str | None]]] = {
+    "native": ("cpu", native.unavailable_reason),
+    "triton": ("cuda", _triton_unavailable_reason),
+}
+
+
+def unavailable_reason(name: str) -> str | None:
+    """Return why a compiled back end is unavailable, or None if it is available."""
+    return DEVICES[name][1]()
+
+
+def _choose(wanted: str) -> dict[str, str]:
+    """Return the back end per device type; types not listed use the reference."""
     if wanted not in ("auto", "reference", *DEVICES):
         raise ConfigError(f"ZOO_KERNELS={wanted!r} is not one of auto, reference, {', '.join(DEVICES)}")
-    chosen: dict[str, Kernels] = {}
-    for name, (device, kernels) in DEVICES.items():
-        reason = kernels.unavailable_reason()
+    chosen: dict[str, str] = {}
+    for name, (device, _) in DEVICES.items():
+        reason = unavailable_reason(name)
         if wanted == name and reason is not None:
             raise ConfigError(f"ZOO_KERNELS={name} is not available: {reason}")
         if wanted != "reference" and reason is None:
-            chosen[device] = kernels
+            chosen[device] = name
     # On the meta device memory is counted. The operators of the CPU compute nothing there, and have no temporaries; the
     # reference has some.
     return {**chosen, "meta": chosen["cpu"]} if "cpu" in chosen else chosen
@@ -44,28 +65,27 @@ _wanted = os.environ.get("ZOO_KERNELS", "auto")
 _chosen = _choose(_wanted)
 
 
-def kernels_for(x: Tensor) -> Kernels:
-    """Return the kernels for the device of x."""
+def back_end_for(x: Tensor) -> str:
+    """Return the name of the back end for the device of x; warns once if norms on the CPU are slow."""
     # Reading the name of a device takes as long as launching a small kernel; is_cpu and is_cuda are fast.
     device = "cpu" if x.is_cpu else "cuda" if x.is_cuda else x.device.type
-    kernels = _chosen.get(device)
-    if kernels is None and device == "cpu" and _wanted == "auto" and not torch.compiler.is_compiling():
+    name = _chosen.get(device, "reference")
+    if name == "reference" and device == "cpu" and _wanted == "auto" and not torch.compiler.is_compiling():
         _warn_of_reference()
-    return reference if kernels is None else kernels
+    return name
 
 
 @cache
 def _warn_of_reference() -> None:
     """Warn once that norms on the CPU are slow, unless there is a GPU to train on."""
     if not torch.cuda.is_available():
-        reason = native.unavailable_reason()
+        reason = unavailable_reason("native")
         warnings.warn(f"zoo uses plain torch operations for norms on the CPU: {reason}", stacklevel=2)
 
 
 def name_for(device: torch.device) -> str:
     """Return the name of the back end used on ``device``, a value of ZOO_KERNELS."""
-    kernels = _chosen.get(device.type, reference)
-    return next((name for name, (_, known) in DEVICES.items() if known is kernels), "reference")
+    return _chosen.get(device.type, "reference")
 
 
 @contextmanager
@@ -83,10 +103,10 @@ def forced(name: str) -> Iterator[None]:
 def describe() -> dict[str, str]:
     """Return a line per back end: whether it is active, or why not."""
     lines = {"reference": "active on all other devices: plain torch operations"}
-    for name, (device, kernels) in DEVICES.items():
+    for name, (device, _) in DEVICES.items():
         if device == "cuda" and device in _chosen and not torch.cuda.is_available():
             lines[name] = "ready, but there is no CUDA device"
         else:
-            off = kernels.unavailable_reason() or f"ZOO_KERNELS={_wanted}"
+            off = unavailable_reason(name) or f"ZOO_KERNELS={_wanted}"
             lines[name] = f"active for {device}" if device in _chosen else f"off: {off}"
     return lines

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from typing import Any, TypeGuard
 
-from zoo.config.architectures import ARCHITECTURES, has_own_layers, is_external
+from zoo.config.architectures import ARCHITECTURES, architecture, has_own_layers, has_same_tensors, is_external
 from zoo.config.experiment import Experiment
-from zoo.config.network import STORED_ALONE, WITH_PARAMETER, NetworkSpec
+from zoo.config.network import STORED_ALONE, WITH_PARAMETER, NetworkSpec, merge
 from zoo.config.parse import parse_experiment
 from zoo.config.section import check_extent, parse_section
-from zoo.errors import WeightsError, join_names, nearest, shorten_repr
+from zoo.errors import ConfigError, WeightsError, join_names, nearest, shorten_repr
 
 # Settings that change no weights, or only the classifier.
 FREE_SETTINGS = {
@@ -27,19 +28,23 @@ ASKED_BY_NETWORK = "the network that it is loaded into"
 REMEDY = "take the weights alone with zoo.weights.read_state_dict(FILE), or ask who made the file"
 
 
-def parse_stored_spec(content: Mapping[Any, Any], source: str) -> NetworkSpec | None:
-    """Return the spec that the content of a weights file holds; None for files of other programs.
+def parse_description(
+    content: Mapping[Any, Any], source: str
+) -> tuple[NetworkSpec, Experiment | None] | tuple[None, None]:
+    """Return the spec in the content of a weights file, and the experiment if it is a checkpoint of this package.
 
-    Raises WeightsError for a wrong spec, ConfigError for wrong settings.
+    Both are None for files of other programs. Raises WeightsError for a wrong spec, ConfigError for wrong settings.
     """
     network = content.get("network")
     if not isinstance(content.get("state_dict"), dict) or not _is_description(network):
-        return None
+        return None, None
     spec = parse_network(network, source)
-    experiment = parse_stored_experiment(content, source)
-    if experiment is not None and experiment.network.without_pretrained() != spec.for_experiment():
+    if "format_version" not in content:
+        return spec, None
+    experiment = parse_experiment(content["config"], source)
+    if experiment.network.without_pretrained() != spec.for_experiment():
         raise WeightsError(f"{source}: describes two networks, one under network and one under config; {REMEDY}")
-    return spec
+    return spec, experiment
 
 
 def parse_network(network: Mapping[str, Any], source: str) -> NetworkSpec:
@@ -68,14 +73,6 @@ def parse_network(network: Mapping[str, Any], source: str) -> NetworkSpec:
     return spec
 
 
-def parse_stored_experiment(content: Mapping[Any, Any], source: str) -> Experiment | None:
-    """Return the experiment whose settings a checkpoint of this package holds; None for other files.
-
-    Raises ConfigError if the settings are wrong.
-    """
-    return parse_experiment(content["config"], source) if "format_version" in content else None
-
-
 def _is_description(network: Any) -> TypeGuard[dict[str, Any]]:
     """Return whether what is under "network" is a spec, right or wrong; other trainers have settings there."""
     return isinstance(network, dict) and not network.keys().isdisjoint(NetworkSpec.model_fields)
@@ -84,19 +81,27 @@ def _is_description(network: Any) -> TypeGuard[dict[str, Any]]:
 def check_same_network(
     spec: NetworkSpec,
     wanted: Mapping[str, Any],
-    source: str,
+    where: str | os.PathLike[str],
     asked_by: str = ASKED_BY_NETWORK,
     *,
+    is_body: bool = False,
     may_transfer: bool = False,
 ) -> None:
     """Raise WeightsError if ``wanted`` (settings as `NetworkSpec` has them) contradicts the spec of a file.
 
     Keys that are not in ``wanted`` are not compared. These differences are allowed: `FREE_SETTINGS`, "inplace" beside
     "sync", and with ``may_transfer`` `TRANSFERABLE`. Of external networks only the architecture is compared, since it
-    is unknown which arguments of their builders change weights. ``asked_by`` tells in the message where ``wanted``
-    comes from.
+    is unknown which arguments of their builders change weights.
+
+    Args:
+    - `spec`: the network of the file.
+    - `wanted`: the settings that are asked for.
+    - `where`: the file, in the message.
+    - `asked_by`: what ``wanted`` comes from, in the message.
+    - `is_body`: whether ``wanted`` is a DeepLab, whose body gets the weights.
+    - `may_transfer`: whether `zoo.convert.transfer` will reconcile norms and activation.
     """
-    wanted = _flat(wanted)
+    wanted = _flat(_settings_of_body(wanted, spec) if is_body else wanted)
     if any(map(is_external, (spec.arch, wanted.get("arch", spec.arch)))):
         wanted = {"arch": wanted.get("arch", spec.arch)}
     stored = {**_default_options(spec.arch), **_flat(spec.model_dump())}
@@ -114,10 +119,48 @@ def check_same_network(
         for key, recorded, value in differences
     ]
     raise WeightsError(
-        f"{source}: belongs to another network: {'; '.join(parts)}; give the experiment or the arguments that the file "
-        "was trained with, or convert the file (zoo convert); in Python, "
-        "model.load_state_dict(zoo.weights.read_state_dict(FILE)) loads it all the same"
+        f"belongs to another network: {'; '.join(parts)}",
+        where,
+        "give the experiment or the arguments that the file was trained with, or convert the file (zoo convert); in "
+        "Python, model.load_state_dict(zoo.weights.read_state_dict(FILE)) loads it all the same",
     )
+
+
+def settings_of_network(spec: NetworkSpec) -> dict[str, Any]:
+    """Return the settings of a built network, with all options of its architecture."""
+    return merge(ARCHITECTURES[spec.arch].options().model_dump(), spec.model_dump())
+
+
+def settings_with_body(
+    spec: NetworkSpec | None, wanted: Mapping[str, Any], where: str | os.PathLike[str]
+) -> dict[str, Any]:
+    """Return the settings of a DeepLab whose body has the weights of a file: norm, activation and stem are the file's.
+
+    ``spec`` is the file's, None if it is unknown. ``wanted`` are the settings of the DeepLab, which win. Raises
+    ConfigError if ``wanted`` is another network, and WeightsError if it contradicts the file.
+    """
+    arch = wanted["arch"]
+    if is_external(arch) or architecture(arch).family != "deeplab":
+        raise ConfigError(f"{arch}: body_weights are for the body of a deeplab_* network; give weights=PATH")
+    if spec is None:
+        return dict(wanted)
+    check_same_network(spec, wanted, where, "the arguments", is_body=True, may_transfer=True)
+    of_body = {key: getattr(spec, key) for key in ("norm", "activation", "activation_param")}
+    stem = {key: value for key, value in spec.options.items() if key == "input_3x3"}
+    return merge(of_body, stem, wanted)
+
+
+def _settings_of_body(settings: Mapping[str, Any], spec: NetworkSpec) -> dict[str, Any]:
+    """Return the settings of a DeepLab's body, for a comparison with the spec of a body's file.
+
+    If the file's architecture has the same tensors as the body, its name is used.
+    """
+    body = ARCHITECTURES[settings["arch"]].structure["body"]
+    fits = not spec.is_external and has_same_tensors(spec.arch, body)
+    known = ARCHITECTURES[body].options.model_fields
+    options = {key: value for key, value in settings["options"].items() if key in known}
+    common = {key: settings[key] for key in ("norm", "activation", "activation_param") if key in settings}
+    return {**common, "arch": spec.arch if fits else body, "options": options}
 
 
 def _flat(settings: Mapping[str, Any]) -> dict[str, Any]:

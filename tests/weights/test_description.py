@@ -14,7 +14,7 @@ from zoo.config.limits import MAX_CLASSES
 from zoo.config.network import NetworkSpec, Preprocessing
 from zoo.errors import WeightsError
 from zoo.weights import read_weights
-from zoo.weights.stored_spec import parse_stored_spec
+from zoo.weights.description import parse_description
 
 SPEC = NetworkSpec(
     arch="resnet18",
@@ -51,22 +51,22 @@ def relu_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ],
 )
 def test_files_of_other_trainers_have_no_record(content: dict[str, Any]) -> None:
-    assert parse_stored_spec(content, "w.pth") is None
+    assert parse_description(content, "w.pth") == (None, None)
 
 
 @pytest.mark.parametrize(("classes", "claimed"), [(3, MAX_CLASSES), (3, 0), (0, MAX_CLASSES)])
-def test_a_record_cannot_claim_other_classes_than_the_file_has(classes: int, claimed: int, tmp_path: Path) -> None:
+def test_record_cannot_claim_other_classes_than_file_has(classes: int, claimed: int, tmp_path: Path) -> None:
     """So that no file of a few bytes makes a reader build a classifier of gigabytes."""
     state_dict = {"classifier.fc.weight": torch.ones(classes, 2)} if classes else {"a": torch.ones(1)}
     record = _changed(num_classes=claimed, class_names=None)
     torch.save({"state_dict": state_dict, "network": record}, tmp_path / "w.pth")
     with pytest.raises(WeightsError, match=f"w.pth: .*num_classes = {claimed}, but the classifier has {classes} "):
-        read_weights(tmp_path / "w.pth").checked_spec()
+        read_weights(tmp_path / "w.pth")
     with pytest.raises(WeightsError, match=r"network\.num_classes"):
         zoo.get(tmp_path / "w.pth")
 
 
-def test_options_that_change_no_weights_do_not_contradict_the_file(relu_file: Path, tmp_path: Path) -> None:
+def test_options_without_effect_on_weights_do_not_contradict_file(relu_file: Path, tmp_path: Path) -> None:
     model = zoo.get("resnet18", activation="relu", num_classes=3, memory="checkpoint", dilation=[1, 1, 1, 2])
     load_weights(model, relu_file)
     load_weights(zoo.get("resnet18", activation="relu", num_classes=7), relu_file)
