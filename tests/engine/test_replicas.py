@@ -208,7 +208,7 @@ def _weights(config: Experiment, data: Path, folder: Path) -> dict[str, Tensor]:
 
 @pytest.mark.dist
 def test_replicas_train_function_of_as_many_processes(data: Path, tmp_path: Path) -> None:
-    """Weights and running statistics are those of DistributedDataParallel with the norms of each process its own."""
+    """DistributedDataParallel has the same weights and running statistics, with norms that are not synchronized."""
     plain = run_distributed(_weights, 4, _config(None), data, tmp_path / "plain")[0]
     torch.testing.assert_close(_weights(_config(4), data, tmp_path / "replicas"), plain, rtol=1e-4, atol=1e-6)
     other = _weights(_config(2), data, tmp_path / "other")

@@ -13,7 +13,7 @@ from torch import Tensor
 def state_tensors(content: Mapping[str, Any]) -> dict[str, Tensor]:
     """Return the weights, buffers, moving average and optimizer state of a checkpoint's content by name, sorted.
 
-    ``content`` is that of a file, or what `zoo.engine.state.shared_state` returns; keys that it lacks are left out.
+    ``content`` is read from a file, or returned by `zoo.engine.state.shared_state`; missing keys are left out.
     Numbers of the optimizer, such as its count of steps, are tensors without dimensions.
     """
     optimizer = (content.get("optimizer") or {}).get("state", {})

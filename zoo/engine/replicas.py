@@ -26,8 +26,8 @@ from zoo.errors import ConfigError
 from zoo.ops.context import restored_buffers
 from zoo.torch_internals.data import is_wrapper
 
-# Gradients are added as multiples of 2^-40. Those above 2^-16 keep all digits of float32; smaller ones have an error of
-# at most 2^-41. Those of a replica's mean loss may be as large as 2^22, because batch norms of few values, whose
+# Gradients are added as multiples of 2^-40. Gradients above 2^-16 keep all digits of float32; smaller ones have an error
+# of at most 2^-41. Gradients of a replica's mean loss may be as large as 2^22, because batch norms of few values, whose
 # variance may be tiny, have gradients of hundreds of thousands.
 GRID_BITS = 40
 SUM_BITS = 62  # of an int64; the largest sum is below 2^62
@@ -112,8 +112,8 @@ class Replicas:
     def set_gradients(self, loss_scale: Tensor) -> None:
         """Set each parameter's gradient to the sum over all replicas, rounded once, times ``loss_scale``.
 
-        It is None if no replica has one, and NaN if that of a replica is not finite. Every rank also gets replica 0's
-        buffers. Waits for the device. Raises OverflowError, on every rank, for a gradient beyond the range of the sums.
+        It is None if no replica has one, and NaN if a replica has one that is not finite. Every rank also gets replica
+        0's buffers. Waits for the device. Raises OverflowError, on every rank, for a gradient beyond the range of the sums.
         """
         if self._process.world_size > 1:
             dist.all_reduce(self._sums)

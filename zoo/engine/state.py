@@ -165,7 +165,7 @@ def rank_state(state: TrainState) -> dict[str, Any]:
 def rank_states(state: TrainState) -> list[dict[str, Any]]:
     """Return on rank 0 what has to be saved of each rank; every rank has to call it.
 
-    With replicas one state is that of any number of ranks: random numbers are seeded in each step, and sums are added.
+    With replicas it is one state for any number of ranks: random numbers are seeded in each step, and sums are added.
     """
     states = state.process.gather(rank_state(state))
     if state.replicas is None or not states:
