@@ -16,12 +16,13 @@ from zoo.config.experiment import Experiment
 from zoo.data.classes import check_num_classes
 from zoo.data.dataset import Batch, ImageDataset, ImageFolder, Sample, collate
 from zoo.data.map_dataset import Datasets, MapDataset
-from zoo.data.sampler import Key, TrainBatches, ValBatches
+from zoo.data.sampler import Key, TrainBatches, ValBatches, replicas_of
 from zoo.data.sources.location import DataPath
 from zoo.data.transforms.classification import TrainTransform, ValTransform
 from zoo.errors import DataError
 from zoo.torch_internals.data import end_workers
 
+PREFETCHED = 2  # steps that a worker reads ahead
 WORKER_GRACE_S = 2.0  # how long a worker may take to exit before it is killed
 
 BatchesT = TypeVar("BatchesT", bound=Sampler[list[Key]])
@@ -43,6 +44,11 @@ class LoaderOptions:
     workers: int = 0
     pin_memory: bool = False
     replicas: int | None = None
+
+    @property
+    def own_replicas(self) -> range:
+        """The replicas of this process. The loader yields a batch for each."""
+        return replicas_of(self.rank, self.world_size, self.replicas)
 
 
 DEFAULT_OPTIONS = LoaderOptions()
@@ -67,6 +73,7 @@ class Loader(DataLoader[Sample], Generic[BatchesT]):
             num_workers=options.workers,
             collate_fn=collate,
             pin_memory=options.pin_memory,
+            prefetch_factor=PREFETCHED * len(options.own_replicas) if options.workers else None,
             worker_init_fn=_leave_process_group,
             # DataLoader draws the workers' base seed from this generator instead of the global one. The base seed is
             # unused, because each image is seeded by its key.

@@ -26,9 +26,9 @@ from zoo.errors import ConfigError
 from zoo.ops.context import restored_buffers
 from zoo.torch_internals.data import is_wrapper
 
-# Gradients are added as multiples of 2^-40. Gradients above 2^-16 keep all digits of float32; smaller ones have an error
-# of at most 2^-41. Gradients of a replica's mean loss may be as large as 2^22, because batch norms of few values, whose
-# variance may be tiny, have gradients of hundreds of thousands.
+# Gradients are added as multiples of 2^-40. Gradients above 2^-16 keep all digits of float32; smaller ones are off by up
+# to 2^-41. Gradients of a replica's mean loss may be as large as 2^22, because batch norms of few values, whose variance
+# may be tiny, have gradients of hundreds of thousands.
 GRID_BITS = 40
 SUM_BITS = 62  # of an int64; the largest sum is below 2^62
 
@@ -113,16 +113,18 @@ class Replicas:
         """Set each parameter's gradient to the sum over all replicas, rounded once, times ``loss_scale``.
 
         It is None if no replica has one, and NaN if a replica has one that is not finite. Every rank also gets replica
-        0's buffers. Waits for the device. Raises OverflowError, on every rank, for a gradient beyond the range of the sums.
+        0's buffers. Waits for the device. Raises OverflowError, on every rank, for a gradient beyond the range.
         """
         if self._process.world_size > 1:
             dist.all_reduce(self._sums)
-        tallies, factor = zip(*self._tallies.tolist(), strict=True), 2.0**-GRID_BITS * loss_scale
-        for name, parameter, total, tally in zip(self._names, self._parameters, self._totals, tallies, strict=True):
-            num_present, num_infinite, num_beyond = tally
-            if num_beyond:
-                limit = f"{2.0 ** (SUM_BITS - GRID_BITS):,.0f}"
-                raise OverflowError(f"the gradient of {name} exceeds {limit}, the range of optimizer.replicas")
+        present, infinite, beyond = self._tallies.tolist()
+        if any(beyond) and not any(infinite):
+            name = next(name for name, count in zip(self._names, beyond, strict=True) if count)
+            limit = f"{2.0 ** (SUM_BITS - GRID_BITS):,.0f}"
+            raise OverflowError(f"the gradient of {name} exceeds {limit}, the range of optimizer.replicas")
+        factor = 2.0**-GRID_BITS * loss_scale
+        tallied = zip(self._parameters, self._totals, present, infinite, strict=True)
+        for parameter, total, num_present, num_infinite in tallied:
             if num_infinite:
                 parameter.grad = torch.full_like(parameter, torch.nan)
             elif num_present:
