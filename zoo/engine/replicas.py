@@ -26,9 +26,9 @@ from zoo.errors import ConfigError
 from zoo.ops.context import restored_buffers
 from zoo.torch_internals.data import is_wrapper
 
-# Gradients are added as multiples of 2^-40. Gradients above 2^-16 keep all digits of float32; smaller ones are off by up
-# to 2^-41. Gradients of a replica's mean loss may be as large as 2^22, because batch norms of few values, whose variance
-# may be tiny, have gradients of hundreds of thousands.
+# Gradients are added as multiples of 2^-40. Gradients above 2^-16 keep all digits of float32; smaller ones are off by
+# up to 2^-41. Gradients of a replica's mean loss may be as large as 2^22, because batch norms of few values, whose
+# variance may be tiny, have gradients of hundreds of thousands.
 GRID_BITS = 40
 SUM_BITS = 62  # of an int64; the largest sum is below 2^62
 
@@ -60,6 +60,9 @@ class Replicas:
         self._sums = torch.zeros(sum(sizes) + 3 * len(sizes), dtype=torch.int64, device=process.device)
         *self._totals, tallies = self._sums.split([*sizes, 3 * len(sizes)])
         self._tallies = tallies.view(3, len(sizes))
+        self._rounded = torch.empty(
+            max(sizes, default=0), dtype=torch.int64, device=process.device
+        )  # memory that is used again
 
     def _check(self) -> None:
         where = f"optimizer.replicas = {self.count}"
@@ -100,7 +103,8 @@ class Replicas:
             if parameter.grad is not None:
                 scaled = at_least_float32(parameter.grad).mul_(factor)
                 low, high = scaled.aminmax()
-                total.view(parameter.shape).add_(scaled.round_().to(torch.int64))
+                rounded = self._rounded[: total.numel()].view(parameter.shape).copy_(scaled.round_())
+                total.view(parameter.shape).add_(rounded)
                 parameter.grad = None
             lows.append(low.float())
             highs.append(high.float())
