@@ -12,6 +12,7 @@ import torch
 from tests.cli.conftest import Run
 from zoo.cli import main
 from zoo.cli.show import INDENT
+from zoo.engine.digest import digest, state_tensors
 from zoo.weights import md5_of, read_checkpoint, read_weights
 
 
@@ -48,3 +49,34 @@ def test_checkpoint_is_shown_as_json(finished: Run, capsys: pytest.CaptureFixtur
 def test_log_folder_fails(finished: Run, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["show", str(finished.log_dir)]) == 2
     assert f"{finished.log_dir}: this is a folder; give a file in it" in capsys.readouterr().err
+
+
+def test_two_checkpoints_are_compared_by_tensor_names(
+    finished: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    content = read_checkpoint(finished.checkpoint)
+    assert main(["show", str(finished.checkpoint), str(finished.checkpoint)]) == 0
+    first, second, last = capsys.readouterr().out.splitlines()
+    assert first == second == f"{digest(state_tensors(content))}  {finished.checkpoint}"
+    assert last == "equal"
+    name = next(key for key, tensor in sorted(content["state_dict"].items()) if tensor.shape == (2,))
+    content["state_dict"][name][1] += 1
+    content["optimizer"]["state"][0]["momentum_buffer"].zero_()
+    torch.save(content, tmp_path / "other.pth.tar")
+    assert main(["show", str(finished.checkpoint), str(tmp_path / "other.pth.tar")]) == 3
+    _, _, *names, last = capsys.readouterr().out.splitlines()
+    assert names[0] == f"{name}: 1 of 2 values, by up to 1"
+    assert names[1].startswith("optimizer.0.momentum_buffer: ")
+    assert last == f"2 of {len(state_tensors(content))} tensors differ"
+
+
+def test_weights_file_without_training_state_is_compared(
+    finished: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    weights = read_checkpoint(finished.checkpoint)["state_dict"]
+    torch.save(weights, tmp_path / "bare.pth")
+    torch.save({"state_dict": weights}, tmp_path / "wrapped.pth")
+    assert main(["show", str(tmp_path / "bare.pth"), str(tmp_path / "wrapped.pth")]) == 0
+    assert capsys.readouterr().out.endswith("equal\n")
+    assert main(["show", str(tmp_path / "bare.pth"), "resnet18"]) == 2
+    assert "resnet18: this is no weights file" in capsys.readouterr().err

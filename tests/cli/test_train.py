@@ -8,10 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from scripts.train_imagenet import OriginalTrain
 from tests.cli.conftest import NUM_VAL, Run
+from tests.dist.spawn import run_distributed
 from zoo.cli import main, run_script
 from zoo.config.parse import load_experiment
 from zoo.weights import read_checkpoint
@@ -113,3 +115,23 @@ def test_seed_comes_from_command(finished: Run, tmp_path: Path) -> None:
     command = ["train", str(finished.config), str(finished.data), "-j", "0", "--log-dir", str(tmp_path / "log")]
     assert main([*command, "--epochs", "1", "--seed", "3"]) == 0
     assert json.loads((tmp_path / "log" / "experiment.json").read_text())["seed"] == 3
+
+
+@pytest.mark.dist
+def test_replicas_log_same_digests_on_one_process_and_on_two(
+    finished: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = ["train", str(finished.config), str(finished.data), "--replicas", "4", "-j", "0", "--log-dir"]
+    log_dirs = [tmp_path / "one", tmp_path / "two"]
+    assert main([*command, str(log_dirs[0])]) == 0
+    assert not torch.are_deterministic_algorithms_enabled()
+    assert run_distributed(main, 2, [*command, str(log_dirs[1])], group=False) == [0, 0]
+    digests = [[each["sha256"] for each in _events(folder) if each["event"] == "digest"] for folder in log_dirs]
+    assert digests[0] == digests[1]
+    assert len(digests[0]) == 2
+    assert f"epoch 2 digest: {digests[0][1]}" in (log_dirs[1] / "training_1.log").read_text()
+    capsys.readouterr()
+    assert main(["show", *(str(folder / "checkpoint.pth.tar") for folder in log_dirs)]) == 0
+    assert capsys.readouterr().out.splitlines()[0].startswith(digests[0][1])
+    assert main([*command, str(tmp_path / "three"), "--batch-size", "6"]) == 2
+    assert "6: is not a multiple of 4, optimizer.replicas" in capsys.readouterr().err

@@ -65,6 +65,27 @@ def test_indivisible_batch_raises_with_valid_batch_sizes(
         check_world_size(parse_experiment(content, "x.json"), world_size)
 
 
+@pytest.mark.parametrize(
+    ("optimizer", "mixup", "world_size", "problem"),
+    [
+        ({"batch_size": 16, "replicas": 4}, 0.0, 5, r"optimizer\.replicas = 4, which 5 processes .* at most 4"),
+        ({"batch_size": 16, "replicas": 3}, 0.0, 2, r"not a multiple of 3, optimizer\.replicas \(3\).*use 15 or 18"),
+        ({"batch_size": 24, "replicas": 8, "accumulate_steps": 2}, 0.0, 1, "not a multiple of 16, .*use 16 or 32"),
+        ({"batch_size": 12, "replicas": 4}, 0.2, 1, r"not a multiple of twice optimizer\.replicas \(4\).*use 8"),
+    ],
+)
+def test_replicas_that_do_not_fit_raise(optimizer: dict[str, Any], mixup: float, world_size: int, problem: str) -> None:
+    config = parse_experiment({"optimizer": optimizer, "regularization": {"mixup": mixup}}, "x.json")
+    with pytest.raises(ConfigError, match=problem):
+        check_world_size(config, world_size)
+
+
+def test_processes_need_not_divide_replicas() -> None:
+    config = parse_experiment({"optimizer": {"batch_size": 16, "replicas": 8}}, "x.json")
+    for world_size in range(1, 9):
+        check_world_size(config, world_size)
+
+
 def test_all_wrong_values_and_then_all_conflicts_are_reported() -> None:
     content = {
         "network": {"nrom": "inplace", "classes": True},

@@ -174,3 +174,37 @@ def test_limit_is_spread_evenly_over_data_set() -> None:
 def test_limit_below_one_raises(limit: int) -> None:
     with pytest.raises(ConfigError, match=f"--limit: .*limited to {limit}"):
         ValBatches(10, 2, limit=limit)
+
+
+@pytest.mark.parametrize("replicas", [1, 3, 4, 8])
+def test_replica_has_same_images_on_any_number_of_processes(replicas: int) -> None:
+    for num, size, repeats in itertools.product((17, 64, 97), (8, 24), (1, 3)):
+        if num < 2 * replicas:
+            continue
+        expected = [
+            list(TrainBatches(num, size, rank=r, world_size=replicas, repeats=repeats)) for r in range(replicas)
+        ]
+        scored = [list(ValBatches(num, 4, rank=r, world_size=replicas)) for r in range(replicas)]
+        for world in range(1, replicas + 1):
+            for rank in range(world):
+                share = {"rank": rank, "world_size": world, "replicas": replicas}
+                batches, own = TrainBatches(num, size, repeats=repeats, **share), range(rank, replicas, world)
+                assert len(batches) == len(expected[0])
+                drawn = list(batches)
+                assert batches.own_replicas == own
+                assert drawn == [keys for step in zip(*[expected[r] for r in own], strict=True) for keys in step]
+                val_batches = ValBatches(num, 4, **share)
+                assert list(val_batches) == [keys for r in own for keys in scored[r]]
+                assert len(val_batches) <= val_batches.num_batches(rank=0)
+
+
+def test_last_batch_is_merged_alike_on_any_number_of_processes() -> None:
+    for num in range(8, 40):
+        sizes = {
+            tuple(batches.global_size(batch) for batch in range(len(batches)))
+            for batches in (TrainBatches(num, 16, rank=0, world_size=world, replicas=4) for world in (1, 2, 3, 4))
+        }
+        assert len(sizes) == 1
+        assert min(sizes.pop()) >= 8
+    with pytest.raises(DataError, match=r"optimizer\.replicas 4 and .* 7 images are too few .*; give at least 8"):
+        TrainBatches(7, 16, replicas=4)

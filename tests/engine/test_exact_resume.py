@@ -55,7 +55,7 @@ def _run_rank(rank: int, world_size: int, port: int, args: tuple[Any, ...], opti
         run_until_killed(*args, **options)
 
 
-def _kill_at(step: int, world_size: int, config: Experiment, data: Path, log_dir: Path, **options: Any) -> None:
+def kill_at(step: int, world_size: int, config: Experiment, data: Path, log_dir: Path, **options: Any) -> None:
     """Train in processes of their own and kill them, as `kill -9` does, when all have reported ``step``.
 
     The last checkpoint is written by then.
@@ -149,7 +149,7 @@ def test_killed_and_resumed_run_is_bit_identical_to_uninterrupted_run(name: str,
         return run_distributed(_numbers_of_run, case.world_size, *arguments, group=case.world_size > 1)
 
     numbers = train(straight, {**case.options, "workers": 0})
-    _kill_at(case.kill_at, case.world_size, case.config, case.data, killed, **case.options)
+    kill_at(case.kill_at, case.world_size, case.config, case.data, killed, **case.options)
     assert read(killed / CHECKPOINT)["position"]["step"] == saved
     assert train(killed, {**case.options, **case.options_after, "resume": "auto"}) == [each[saved:] for each in numbers]
     assert len(numbers[0]) > case.kill_at

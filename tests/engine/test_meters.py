@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from functools import reduce
+from operator import add
 from unittest import mock
 
 import pytest
@@ -52,6 +54,16 @@ def test_difference_of_two_readings_covers_samples_between_them() -> None:
     assert _sums(meter.read().since(before)) == _sums(later.read())
 
 
+def test_loss_sums_do_not_depend_on_order() -> None:
+    losses = (4 * torch.randn(1000, generator=torch.Generator().manual_seed(0))).exp().tolist()
+    assert reduce(add, losses) != reduce(add, reversed(losses))
+    meters = [Meter("cpu", 1), Meter("cpu", 1)]
+    for loss, last_loss in zip(losses, reversed(losses), strict=True):
+        _add(meters[0], loss, [0], 1, 0)
+        _add(meters[1], last_loss, [0], 1, 0)
+    assert meters[0].read().loss_sum == meters[1].read().loss_sum == pytest.approx(sum(losses), rel=1e-9)
+
+
 def test_loss_sums_do_not_lose_small_terms_of_long_epoch() -> None:
     meter = Meter("cpu", 1)
     _add(meter, 2.0**24, [0], 1, step=0)
@@ -95,7 +107,7 @@ def test_ranks_agree_after_single_all_reduce(finite: bool) -> None:
         assert num_collectives == 1
         assert (reading.count, reading.counts.tolist()) == (3, [2**54 + 3, 5])
         if finite:
-            assert reading.loss_sum == float(torch.tensor(0.1)) + float(torch.tensor(0.2))
+            assert reading.loss_sum == sum(round(loss * 2**24) for loss in (0.1, 0.2)) / 2**24
             assert reading.first_bad_step is None
         else:
             assert math.isnan(reading.loss)

@@ -114,6 +114,7 @@ class MemoryLog:
     def __init__(self, on_metrics: Callable[[TrainMetrics], object] | None = None) -> None:
         self.metrics: list[TrainMetrics] = []
         self.validations: list[tuple[int, int, Result, bool]] = []
+        self.digests: list[str] = []
         self.angles: list[tuple[int, float]] = []
         self.bars: list[tuple[str, int, int]] = []
         self._on_metrics = on_metrics
@@ -130,6 +131,9 @@ class MemoryLog:
 
     def validation(self, epoch: int, step: int, result: Result, is_best: bool) -> None:
         self.validations.append((epoch, step, result, is_best))
+
+    def digest(self, epoch: int, step: int, sha256: str) -> None:
+        self.digests.append(sha256)
 
     def gradient_angle(self, step: int, degrees: float) -> None:
         self.angles.append((step, degrees))
@@ -175,7 +179,7 @@ def run(
     log_dir.mkdir(exist_ok=True)
     task = task_of(config)
     state = start(task, process, log_dir, build=build, **start_options)
-    share = process.loader_options(workers)
+    share = process.loader_options(workers, config.optimizer.replicas)
     loaders = task.build_train_loader(data, share), task.build_val_loader(data, task.own_protocol, share)
     Trainer(state, *loaders, log, log_dir, log_interval=log_interval).train()
     return state

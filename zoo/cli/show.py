@@ -1,4 +1,4 @@
-"""``zoo show``: print the facts of a network, an experiment, a checkpoint or a weights file."""
+"""``zoo show``: print the facts of a network, an experiment, a checkpoint or a weights file, or compare two files."""
 
 from __future__ import annotations
 
@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 from zoo.cli.list_networks import describe, sizes_of
 from zoo.cli.options import Command, argument
-from zoo.errors import escape, shorten_repr
+from zoo.errors import EXIT_VERIFICATION_FAILED, ConfigError, escape, shorten_repr
 
 if TYPE_CHECKING:
     from zoo.registry.names import Resolved
 
 WIDTH = 110
 INDENT = 26
+MAX_COMPARED = 20  # tensors that differ
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,6 +27,8 @@ class Show(Command):
     name: str = argument("NAME")
     """Architecture, published network, PACKAGE:NAME of another package, bundled experiment (with .json if a network
     has the same name), experiment file, checkpoint, weights file, or hf-hub:OWNER/NAME."""
+    other: str | None = argument("OTHER", default=None)
+    """Second checkpoint or weights file: print which tensors of the two differ, by name."""
     json: bool = False
     """Print JSON; the settings of an experiment are always JSON."""
 
@@ -33,6 +36,8 @@ class Show(Command):
         from zoo.config.published import published
         from zoo.registry.names import resolve
 
+        if self.other is not None:
+            return _compare(self.name, self.other)
         found = resolve(self.name)
         if found.experiment is not None and found.is_experiment and self.name not in published():
             print(json.dumps(found.experiment.model_dump(mode="json"), indent=2))
@@ -45,6 +50,28 @@ class Show(Command):
             facts = _facts_of_network(self.name)
         print(json.dumps(facts, indent=2)) if self.json else _print(facts)
         return 0
+
+
+def _compare(*names: str) -> int:
+    """Print the names of the tensors that differ between two files, and return 3 if there are any."""
+    from zoo.engine.digest import differences, digest, state_tensors
+    from zoo.registry.names import resolve
+
+    found = []
+    for name in names:
+        stored = resolve(name).stored
+        if stored is None:
+            raise ConfigError("this is no weights file", name, "give two checkpoints or weights files")
+        has_state = "state_dict" in stored.content
+        found.append(state_tensors(stored.content if has_state else {"state_dict": stored.state_dict}))
+    differing = list(differences(*found))
+    for name, tensors in zip(names, found, strict=True):
+        print(f"{digest(tensors)}  {escape(name)}")
+    for name, what in differing[:MAX_COMPARED]:
+        print(f"{escape(name)}: {what}")
+    more = f" (the first {MAX_COMPARED} above)" if len(differing) > MAX_COMPARED else ""
+    print(f"{len(differing):,} of {len({*found[0], *found[1]}):,} tensors differ{more}" if differing else "equal")
+    return EXIT_VERIFICATION_FAILED if differing else 0
 
 
 def _facts_of_network(name: str) -> dict[str, Any]:

@@ -44,6 +44,9 @@ class Train(Command, ProcessOptions):
     extend the run, also a finished one."""
     batch_size: Positive | None = None
     """Images per step, over all processes, instead of the experiment's optimizer.batch_size."""
+    replicas: Positive | None = None
+    """Divide each batch among N replicas, as the GPUs of a paper, instead of the experiment's optimizer.replicas. Any
+    number of processes, up to N, then trains the same weights to the bit."""
     memory: str | None = option(metavar="STRATEGY")
     """What is saved for backward instead of the experiment's network.memory; "lean" halves the activation memory of any
     network."""
@@ -64,7 +67,7 @@ class Train(Command, ProcessOptions):
         from zoo.run.training import train_experiment
 
         data, log_dir = open_data(self.data), self.log_dir or RUNS_DIR / Path(self.config).name.removesuffix(".json")
-        config = experiment_for(self.config, data, self.epochs, self.batch_size, self.memory)
+        config = experiment_for(self.config, data, self.epochs, self.batch_size, self.memory, replicas=self.replicas)
         if self.seed is not None:
             config = parse_experiment({**config.model_dump(mode="json"), "seed": self.seed}, f"seed {self.seed}")
         with open_process(self.dist_backend) as process:

@@ -278,22 +278,29 @@ class Experiment(Section):
 
 
 def check_world_size(config: Experiment, world_size: int) -> None:
-    """Raise ConfigError unless ``optimizer.batch_size`` is a multiple of world size times ``accumulate_steps``.
+    """Raise ConfigError unless ``optimizer.batch_size`` is a multiple of the replicas times ``accumulate_steps``.
 
-    With mixed images it also has to be a multiple of twice the world size, see `zoo.data.transforms.mixing`.
+    A process is a replica unless ``optimizer.replicas`` is set, which then must be at least ``world_size``. With mixed
+    images the batch size also has to be a multiple of twice the replicas, see `zoo.data.transforms.mixing`.
     """
     batch_size, accumulate_steps = config.optimizer.batch_size, config.optimizer.accumulate_steps
-    if config.regularization.mixes and batch_size % (2 * world_size):
+    replicas = config.optimizer.replicas or world_size
+    what = "the number of processes" if config.optimizer.replicas is None else "optimizer.replicas"
+    if replicas < world_size:
         raise ConfigError(
-            f"optimizer.batch_size = {batch_size}: is not a multiple of twice the number of processes ({world_size}), "
-            "which regularization.mixup and cutmix need, because an image is mixed with one of the same process; use "
-            f"{max(1, batch_size // (2 * world_size)) * 2 * world_size}"
+            f"optimizer.replicas = {replicas}, which {world_size} processes cannot divide; start at most {replicas}"
         )
-    num_parts = world_size * accumulate_steps
+    if config.regularization.mixes and batch_size % (2 * replicas):
+        raise ConfigError(
+            f"optimizer.batch_size = {batch_size}: is not a multiple of twice {what} ({replicas}), "
+            "which regularization.mixup and cutmix need, because an image is mixed with one of the same replica; use "
+            f"{max(1, batch_size // (2 * replicas)) * 2 * replicas}"
+        )
+    num_parts = replicas * accumulate_steps
     if batch_size % num_parts:
         below = batch_size // num_parts * num_parts
         choices = f"{below} or {below + num_parts}" if below else f"{num_parts}"
         raise ConfigError(
-            f"optimizer.batch_size = {batch_size}: is not a multiple of {num_parts}, the number of processes "
-            f"({world_size}) times optimizer.accumulate_steps ({accumulate_steps}); use {choices}"
+            f"optimizer.batch_size = {batch_size}: is not a multiple of {num_parts}, {what} "
+            f"({replicas}) times optimizer.accumulate_steps ({accumulate_steps}); use {choices}"
         )

@@ -16,6 +16,7 @@ MAX_SIDE = math.isqrt(MAX_PIXELS)
 MAX_IMAGE_BYTES = 2**30  # of an image, which may be stored uncompressed, with 16 bits a value
 MAX_CLASSES = 100_000  # of experiments, networks and weights files; ImageNet-21k has 21,841
 MAX_BATCH = 10_000_000  # ImageNet has 1.3 million training images
+MAX_REPLICAS = 1024
 MAX_EPOCHS = 1_000_000
 MAX_STEPS = 10**9
 MAX_RATE = 1e6  # learning rates, weight decay and gains

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 from pydantic import ConfigDict, Field, SerializeAsAny, ValidationInfo, field_validator
 
-from zoo.config.limits import MAX_BATCH, MAX_RATE, MAX_STEPS
+from zoo.config.limits import MAX_BATCH, MAX_RATE, MAX_REPLICAS, MAX_STEPS
 from zoo.config.schedule import Schedule
 from zoo.config.section import Section
 
@@ -96,6 +96,9 @@ class Optimizer(Section):
     layers."""
     accumulate_steps: Annotated[int, Field(gt=0, le=MAX_BATCH)] = 1
     """Gradient accumulation: number of micro-batches per batch."""
+    replicas: Annotated[int, Field(gt=0, le=MAX_REPLICAS)] | None = None
+    """Number of replicas that share a batch, each with its own batch statistics, as the GPUs of a paper. Any number of
+    processes, up to one per replica, then trains the same weights to the bit; null: one replica per process."""
     label_smoothing: Annotated[float, Field(ge=0, lt=1)] = 0.0
     """Share of a target that is spread over all classes."""
     ema_decay: Annotated[float, Field(gt=0, lt=1)] | None = None

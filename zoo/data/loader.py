@@ -16,12 +16,13 @@ from zoo.config.experiment import Experiment
 from zoo.data.classes import check_num_classes
 from zoo.data.dataset import Batch, ImageDataset, ImageFolder, Sample, collate
 from zoo.data.map_dataset import Datasets, MapDataset
-from zoo.data.sampler import Key, TrainBatches, ValBatches
+from zoo.data.sampler import Key, TrainBatches, ValBatches, replicas_of
 from zoo.data.sources.location import DataPath
 from zoo.data.transforms.classification import TrainTransform, ValTransform
 from zoo.errors import DataError
 from zoo.torch_internals.data import end_workers
 
+PREFETCHED = 2  # steps that a worker reads ahead
 WORKER_GRACE_S = 2.0  # how long a worker may take to exit before it is killed
 
 BatchesT = TypeVar("BatchesT", bound=Sampler[list[Key]])
@@ -35,12 +36,19 @@ class LoaderOptions:
     - `rank`, `world_size`: rank of the process, and number of processes that share the images.
     - `workers`: number of worker processes; 0 loads in this process.
     - `pin_memory`: as for torch's DataLoader.
+    - `replicas`: number of replicas that share the images, see `TrainBatches`; None for one per process.
     """
 
     rank: int = 0
     world_size: int = 1
     workers: int = 0
     pin_memory: bool = False
+    replicas: int | None = None
+
+    @property
+    def own_replicas(self) -> range:
+        """The replicas of this process. The loader yields a batch for each."""
+        return replicas_of(self.rank, self.world_size, self.replicas)
 
 
 DEFAULT_OPTIONS = LoaderOptions()
@@ -65,6 +73,7 @@ class Loader(DataLoader[Sample], Generic[BatchesT]):
             num_workers=options.workers,
             collate_fn=collate,
             pin_memory=options.pin_memory,
+            prefetch_factor=PREFETCHED * len(options.own_replicas) if options.workers else None,
             worker_init_fn=_leave_process_group,
             # DataLoader draws the workers' base seed from this generator instead of the global one. The base seed is
             # unused, because each image is seeded by its key.
@@ -120,6 +129,7 @@ def loader_of_crops(
         config.optimizer.batch_size,
         rank=options.rank,
         world_size=options.world_size,
+        replicas=options.replicas,
         accumulate_steps=config.optimizer.accumulate_steps,
         seed=config.seed,
         repeats=config.input.repeats_train,
@@ -149,8 +159,13 @@ def build_val_loader(
         images = MapDataset(data.val, transform, num_classes)
     else:
         images = ImageFolder(data / split, transform, allow_empty_classes=True)
-    batches = ValBatches(len(images), batch_size, rank=options.rank, world_size=options.world_size, limit=limit)
-    return Loader(images, batches, options)
+    return Loader(images, val_batches(images, batch_size, options, limit), options)
+
+
+def val_batches(images: ImageDataset, batch_size: int, options: LoaderOptions, limit: int | None) -> ValBatches:
+    """Return the validation batches of one process."""
+    share: dict[str, Any] = {"rank": options.rank, "world_size": options.world_size, "replicas": options.replicas}
+    return ValBatches(len(images), batch_size, **share, limit=limit)
 
 
 def _leave_process_group(worker: int) -> None:

@@ -15,22 +15,30 @@ Key = tuple[int, ...]
 MIN_PER_NORM = 2  # images per forward pass, because the variance of a single value is undefined
 
 
+def replicas_of(rank: int, world_size: int, replicas: int | None) -> range:
+    """Return the numbers of the replicas that a process runs: its rank alone, unless there are more ``replicas``."""
+    return range(rank, replicas or world_size, world_size)
+
+
 class TrainBatches(Sampler[list[Key]]):
     """The training batches of one process. All processes together draw each image exactly once per epoch.
 
     With ``repeats`` each image of the permutation is repeated, and the epoch ends after ``num_images``. The repetitions
     of an image are neighbors in a global batch, and so on different processes, as in timm's RepeatAugSampler.
 
-    Global batch i is a slice of the epoch's permutation, which depends only on (seed, epoch). Process r of R gets
-    [r::R] of the slice, so sizes differ by at most one. The last, partial batch is kept, unless a process would get
-    fewer than two images for each of its ``accumulate_steps``. It is then merged into the previous batch, and
-    ``merged`` is True. Raises DataError if there are too few images for one batch.
+    Global batch i is a slice of the epoch's permutation, which depends only on (seed, epoch). Replica r of R gets
+    [r::R] of the slice, so sizes differ by at most one. Each process is a replica, unless ``replicas`` are given, which
+    the processes divide: a process then yields a list for each of its `own_replicas`, batch after batch. The last,
+    partial batch is kept, unless a replica would get fewer than two images for each of its ``accumulate_steps``. It is
+    then merged into the previous batch, and ``merged`` is True. Raises DataError if there are too few images for one
+    batch.
 
     Args:
     - `num_images`: number of images in the data set.
     - `batch_size`: images per optimizer step, over all processes.
     - `rank`: number of this process.
     - `world_size`: number of processes.
+    - `replicas`: number of replicas, at least ``world_size``; None for one per process.
     - `accumulate_steps`: gradient accumulation steps per batch.
     - `seed`: seed of the permutations.
     - `repeats`: how often an image is drawn in succession, each time with its own random numbers.
@@ -44,6 +52,7 @@ class TrainBatches(Sampler[list[Key]]):
         *,
         rank: int = 0,
         world_size: int = 1,
+        replicas: int | None = None,
         accumulate_steps: int = 1,
         seed: int = 0,
         repeats: int = 1,
@@ -51,17 +60,18 @@ class TrainBatches(Sampler[list[Key]]):
     ) -> None:
         self.num_images = num_images
         self.batch_size = batch_size
-        self.rank = rank
-        self.world_size = world_size
+        self.own_replicas = replicas_of(rank, world_size, replicas)
+        self._num_replicas = replicas or world_size
         self.seed = seed
         self.repeats = repeats
         self._order = order
         self.epoch = 0
         self.first_batch = 0
         full, rest = divmod(num_images, batch_size)
-        least = MIN_PER_NORM * accumulate_steps * world_size
+        least = MIN_PER_NORM * accumulate_steps * self._num_replicas
         if full == 0 and rest < least:
-            where = f"training data with {world_size} processes and optimizer.accumulate_steps {accumulate_steps}"
+            divided = f"{world_size} processes" if replicas is None else f"optimizer.replicas {replicas}"
+            where = f"training data with {divided} and optimizer.accumulate_steps {accumulate_steps}"
             what = f"{num_images} images are too few for one optimizer step"
             raise DataError(what, where, f"give at least {least} images")
         self.merged = 0 < rest < least
@@ -98,12 +108,13 @@ class TrainBatches(Sampler[list[Key]]):
     def _batches(self, order: torch.Tensor, epoch: int, first_batch: int) -> Iterator[list[Key]]:
         for batch in range(first_batch, len(self)):
             start, end = self._bounds(batch)
-            indices = order[start:end][self.rank :: self.world_size].tolist()
-            if self.repeats == 1:
-                yield [(epoch, index) for index in indices]
-            else:
-                places = range(start + self.rank, end, self.world_size)
-                yield [(epoch, index, place % self.repeats) for index, place in zip(indices, places, strict=True)]
+            for replica in self.own_replicas:
+                places = range(start + replica, end, self._num_replicas)
+                indices = order[places.start : end : places.step].tolist()
+                if self.repeats == 1:
+                    yield [(epoch, index) for index in indices]
+                else:
+                    yield [(epoch, index, place % self.repeats) for index, place in zip(indices, places, strict=True)]
 
     def _bounds(self, batch: int) -> tuple[int, int]:
         start = batch * self.batch_size
@@ -113,15 +124,16 @@ class TrainBatches(Sampler[list[Key]]):
 class ValBatches(Sampler[list[Key]]):
     """The validation batches of one process. All processes together draw each image exactly once, in order.
 
-    Process r of R gets images r, r + R, r + 2R and so on. It may have fewer batches than another process, or none. The
-    attribute ``num_images`` counts the images of all processes. The epoch of all keys is 0. Raises ConfigError for a
-    limit below 1.
+    Replica r of R gets images r, r + R, r + 2R and so on, see `TrainBatches`. A process may have fewer batches than
+    another, or none; rank 0 has the most. The attribute ``num_images`` counts the images of all processes. The epoch of
+    all keys is 0. Raises ConfigError for a limit below 1.
 
     Args:
     - `num_images`: number of images in the data set.
-    - `batch_size`: images per process and batch.
+    - `batch_size`: images per batch.
     - `rank`: number of this process.
     - `world_size`: number of processes.
+    - `replicas`: number of replicas, at least ``world_size``; None for one per process.
     - `limit`: number of images to draw, spread evenly over the data set; None for all.
     """
 
@@ -132,19 +144,32 @@ class ValBatches(Sampler[list[Key]]):
         *,
         rank: int = 0,
         world_size: int = 1,
+        replicas: int | None = None,
         limit: int | None = None,
     ) -> None:
         if limit is not None and limit < 1:
             raise ConfigError(f"the number of images is limited to {limit}", "--limit", "give 1 or more")
         self.num_images = num_images if limit is None else min(limit, num_images)
         self.batch_size = batch_size
-        chosen = (i * num_images // self.num_images for i in range(rank, self.num_images, world_size))
-        self._keys: list[Key] = [(0, index) for index in chosen]
+        self._all = num_images
+        self._rank, self._world_size, self._replicas = rank, world_size, replicas
+
+    def num_batches(self, rank: int) -> int:
+        """Return the number of batches of a process."""
+        return sum(-(-len(places) // self.batch_size) for places in self._places(rank))
 
     def __len__(self) -> int:
         """The number of batches of this process."""
-        return -(-len(self._keys) // self.batch_size)
+        return self.num_batches(self._rank)
 
     def __iter__(self) -> Iterator[list[Key]]:
-        for start in range(0, len(self._keys), self.batch_size):
-            yield self._keys[start : start + self.batch_size]
+        for places in self._places(self._rank):
+            for start in range(0, len(places), self.batch_size):
+                chosen = places[start : start + self.batch_size]
+                yield [(0, place * self._all // self.num_images) for place in chosen]
+
+    def _places(self, rank: int) -> list[range]:
+        """Return the places of the images of each replica that a process runs."""
+        step = self._replicas or self._world_size
+        own = replicas_of(rank, self._world_size, self._replicas)
+        return [range(replica, self.num_images, step) for replica in own]

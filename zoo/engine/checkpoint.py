@@ -16,8 +16,8 @@ from typing import Any
 import torch
 
 from zoo.config.architectures import ARCHITECTURES, is_external
-from zoo.engine.process import Process
-from zoo.engine.state import TrainState, broadcast_buffers, rank_state, shared_state
+from zoo.engine.process import Process, processor
+from zoo.engine.state import TrainState, broadcast_buffers, rank_states, shared_state
 from zoo.errors import CheckpointError, escape, truncate
 from zoo.files import remove_leftovers, replacing
 from zoo.weights.read import load_bounded
@@ -74,7 +74,7 @@ class CheckpointWriter:
         """
         self.join()
         broadcast_buffers(state)
-        ranks = state.process.gather(rank_state(state))
+        ranks = rank_states(state)
         state.process.on_main(partial(self._start, state, ranks, is_best))
 
     def _start(self, state: TrainState, ranks: list[dict[str, Any]], is_best: bool) -> None:
@@ -127,10 +127,11 @@ def _content(state: TrainState, ranks: list[dict[str, Any]]) -> dict[str, Any]:
         "network": _network(state),
         "config": state.config.model_dump(mode="json"),
         "config_digest": state.config.digest(),
-        "world_size": state.process.world_size,
+        "world_size": state.process.world_size if state.replicas is None else None,
         "num_threads": torch.get_num_threads(),
         "torch_version": str(torch.__version__),
         "device": state.process.device.type,
+        "processor": processor(state.process.device),
         "format_version": FORMAT_VERSION,
     }
 

@@ -14,7 +14,6 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import nn
 
 from zoo.config.describe import leaves
 from zoo.data.dataset import ImageDataset
@@ -84,12 +83,3 @@ def _code_digest() -> str:
 def dataset_fingerprint(images: ImageDataset, count: int) -> dict[str, Any]:
     """Return ``count`` (how many of the images are used), the number of classes and a digest of all names."""
     return {"images": count, "classes": len(images.classes), "names": images.names_digest()[:SHOWN_DIGITS]}
-
-
-def weights_digest(model: nn.Module) -> str:
-    """Return the first digits of the sha256 of all values of the state dict."""
-    digest = hashlib.sha256()
-    for key, tensor in model.state_dict().items():
-        digest.update(key.encode())
-        digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())
-    return digest.hexdigest()[:SHOWN_DIGITS]

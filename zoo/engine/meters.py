@@ -10,6 +10,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 COUNT, FIRST_BAD = -2, -1  # indices behind the counts of the task
+LOSS_GRID = 2.0**24  # losses are rounded to multiples of 2^-24, whose sums are exact in float64 below 2^29
 NO_BAD_STEP = -1
 
 
@@ -47,8 +48,8 @@ class Reading:
 class Meter:
     """Sums of the loss, the task's counts and the number of images since the last `reset`.
 
-    The sums stay on ``device``; only `read` waits for them. Counts are int64 and the loss is float64, so that the sums
-    over a whole data set are exact.
+    The sums stay on ``device``; only `read` waits for them. Counts are int64, and losses are rounded to a grid on which
+    float64 adds them exactly, so that the sums over a whole data set do not depend on the order.
 
     Args:
     - `device`: device of the batches.
@@ -77,7 +78,7 @@ class Meter:
         - `num_images`: number of images.
         - `step`: the step to report if this is the first loss that is not finite.
         """
-        self._loss += loss_sum
+        self._loss += (loss_sum.double() * LOSS_GRID).round() / LOSS_GRID
         self._counts[:COUNT] += counts
         self._counts[COUNT] += num_images
         first_bad = self._counts[FIRST_BAD]
@@ -107,6 +108,13 @@ class Meter:
             raise ValueError(f"meter.counts has shape {tuple(state['counts'].shape)}, not {tuple(self._counts.shape)}")
         self._loss.copy_(state["loss"])
         self._counts.copy_(state["counts"])
+
+
+def merged(states: list[dict[str, Tensor]]) -> dict[str, Tensor]:
+    """Return the state of a meter that has seen what the meters of all ranks have, none of them a bad loss."""
+    counts = torch.stack([state["counts"] for state in states]).sum(dim=0)
+    counts[FIRST_BAD] = NO_BAD_STEP
+    return {"loss": torch.stack([state["loss"] for state in states]).sum(), "counts": counts}
 
 
 def _of_all_ranks(sums: Tensor, loss: float, first_bad: int) -> tuple[Tensor, list[float], list[int]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import random
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
 from zoo.data.loader import LoaderOptions
 from zoo.errors import ConfigError, ZooError, truncate
@@ -50,9 +51,9 @@ class Process:
         """Whether this is rank 0, which writes the files of the run."""
         return self.rank == 0
 
-    def loader_options(self, workers: int) -> LoaderOptions:
-        """Return how this process reads its share of the images."""
-        return LoaderOptions(self.rank, self.world_size, workers, self.device.type == "cuda")
+    def loader_options(self, workers: int, replicas: int | None = None) -> LoaderOptions:
+        """Return how this process reads its share of the images, which ``replicas`` divide, or else the processes."""
+        return LoaderOptions(self.rank, self.world_size, workers, self.device.type == "cuda", replicas)
 
     def any_rank(self, flag: bool) -> bool:
         """Return whether ``flag`` is true on at least one rank (an all-reduce)."""
@@ -95,6 +96,18 @@ class Process:
         return result
 
 
+def broadcast_tensors(tensors: Sequence[Tensor]) -> None:
+    """Overwrite ``tensors`` with rank 0's, in one message; every rank has to call it with the same shapes."""
+    if not tensors:
+        return
+    parts = [tensor.detach().flatten().view(torch.uint8) for tensor in tensors]
+    message = torch.cat(parts)
+    dist.broadcast(message, src=0)
+    for tensor, received in zip(tensors, message.split([len(part) for part in parts]), strict=True):
+        # The copy has an address that a view of a wider dtype may have.
+        tensor.detach().copy_(received.clone().view(tensor.dtype).view_as(tensor))
+
+
 @contextmanager
 def open_process(backend: str | None = None) -> Iterator[Process]:
     """Join the process group that torchrun's environment describes, and leave it at the end.
@@ -135,6 +148,11 @@ def open_process(backend: str | None = None) -> Iterator[Process]:
             dist.destroy_process_group()
 
 
+def processor(device: torch.device) -> str:
+    """Return the model of a GPU, or the instruction set that torch uses on the CPU."""
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else torch.backends.cpu.get_cpu_capability()
+
+
 @contextmanager
 def concise_worker_errors() -> Iterator[None]:
     """Raise a one-line ZooError in place of the RuntimeError with which torch reports a dead data loader worker."""
@@ -172,11 +190,12 @@ def _open_device(local_rank: int) -> torch.device:
     return torch.device("cuda", local_rank)
 
 
-def seed_everything(seed: int, rank: int) -> None:
-    """Seed torch (CPU and all CUDA devices) and Python's `random` with a function of (seed, rank).
+def seed_everything(*words: int) -> None:
+    """Seed torch (CPU and all CUDA devices) and Python's `random` with a function of ``words``.
 
-    Rank -1 seeds the random numbers that all ranks share: the initial weights.
+    A run seeds with (seed, rank), and with rank -1 for what all ranks share, the initial weights; a replica with
+    (seed, step, replica).
     """
-    mixed = random.Random(f"zoo {seed} {rank}").getrandbits(63)
+    mixed = random.Random(" ".join(map(str, ("zoo", *words)))).getrandbits(63)
     random.seed(mixed)
     torch.manual_seed(mixed)

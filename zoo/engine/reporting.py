@@ -80,6 +80,9 @@ class Log(Protocol):
     def validation(self, epoch: int, step: int, result: Result, is_best: bool) -> None:
         """Record the validation at the end of ``epoch`` (from 0), after ``step`` optimizer steps in all."""
 
+    def digest(self, epoch: int, step: int, sha256: str) -> None:
+        """Record the digest of weights, buffers and optimizer state at the end of ``epoch`` (from 0)."""
+
     def gradient_angle(self, step: int, degrees: float) -> None:
         """Record the angle between the gradients of a step from reconstructed and from stored activations."""
 

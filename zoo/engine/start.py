@@ -16,9 +16,9 @@ from zoo.config.experiment import Experiment
 from zoo.config.network import NetworkSpec
 from zoo.engine import checkpoint
 from zoo.engine.consistency import ABSENT, differing_keys
-from zoo.engine.process import Process, seed_everything
+from zoo.engine.process import Process, processor, seed_everything
 from zoo.engine.reconstruction import check_meter
-from zoo.engine.state import TrainState, build_state, load_rank_state, load_shared_state
+from zoo.engine.state import TrainState, build_state, load_rank_states, load_shared_state
 from zoo.engine.task import Task
 from zoo.errors import CheckpointError, escape, join_names, truncate
 from zoo.registry.get import build_from_config, load_weights
@@ -56,7 +56,7 @@ def start(
     """
     config = task.config
     resumed = load_checkpoint(resume, log_dir, process)
-    seed_everything(config.seed, rank=-1)
+    seed_everything(config.seed, -1)
     is_fresh = resumed is None and weights is None
     model = build(config.network if is_fresh else config.network.without_pretrained())
     check_meter(model, config.training)
@@ -126,21 +126,22 @@ def restore(state: TrainState, resumed: LoadedCheckpoint) -> list[str]:
 
     A run with more epochs than the checkpoint's continues from the same position, with the learning rate that the
     longer schedule has there. Raises CheckpointError if the checkpoint was written with other settings or another
-    world size.
+    world size; with replicas the world size may change.
     """
     saved = resumed.content
     try:
         prolonged = list(_check_config(saved["config"], state.config, resumed.path))
-        if saved["world_size"] != state.process.world_size:
+        if state.replicas is None and saved["world_size"] != state.process.world_size:
             raise CheckpointError(
                 f"the checkpoint is of {truncate(saved['world_size'])} process(es), this run has "
                 f"{state.process.world_size}",
                 resumed.path,
-                "start as many, or start a new run from these weights with --weights and another --log-dir",
+                "start as many, or start a new run from these weights with --weights and another --log-dir; a run with "
+                "optimizer.replicas may change the number",
             )
         state.class_names = saved["class_names"]
         load_shared_state(state, saved)
-        load_rank_state(state, saved["ranks"][state.process.rank])
+        load_rank_states(state, saved["ranks"])
         differences = list(_differences(saved, state))
     except ODD_CONTENT as error:
         first_line = next(iter(str(error).strip().splitlines()), "")
@@ -167,6 +168,7 @@ def _differences(saved: dict[str, Any], state: TrainState) -> Iterator[str]:
         "num_threads": ("threads", torch.get_num_threads()),
         "torch_version": ("torch", str(torch.__version__)),
         "device": ("device", state.process.device.type),
+        "processor": ("processor", processor(state.process.device)),
     }
     for key, (name, value) in now.items():
         if saved[key] != value:

@@ -12,14 +12,14 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim.swa_utils import get_ema_multi_avg_fn
 
 from zoo.config.experiment import Experiment
-from zoo.engine.meters import Meter
+from zoo.engine.meters import Meter, merged
 from zoo.engine.optim import build_optimizer
-from zoo.engine.process import Process
+from zoo.engine.process import Process, broadcast_tensors
+from zoo.engine.replicas import Replicas
 from zoo.engine.task import Task
 from zoo.engine.wrapping import compile_network, distribute
 
@@ -45,6 +45,8 @@ class TrainState:
     """A copy of the bare network with the moving average of the weights; None without `ema_decay`."""
     meter: Meter
     """Sums over this rank's images of the running epoch."""
+    replicas: Replicas | None = None
+    """What this process does of a step; None if it is one replica of DistributedDataParallel."""
     epoch: int = 0
     """Index of the running epoch."""
     batch: int = 0
@@ -82,15 +84,17 @@ def build_state(task: Task, model: nn.Module, process: Process) -> TrainState:
     trained = task.trained_network(model)
     if settings.compile:
         trained = compile_network(trained)
+    replicas = None if config.optimizer.replicas is None else Replicas(model, config, process)
     return TrainState(
         task=task,
         process=process,
         model=model,
-        wrapped_model=distribute(trained, process),
+        wrapped_model=distribute(trained, process) if replicas is None else trained,
         optimizer=build_optimizer(model, config.optimizer),
         scaler=torch.amp.GradScaler(process.device.type, enabled=config.training.amp == "fp16"),
         ema=copy.deepcopy(model).requires_grad_(False) if config.optimizer.ema_decay is not None else None,
         meter=Meter(process.device, task.num_counts),
+        replicas=replicas,
     )
 
 
@@ -125,8 +129,7 @@ def broadcast_buffers(state: TrainState) -> None:
     Every rank has to call it.
     """
     if state.process.world_size > 1:
-        for buffer in state.model.buffers():
-            dist.broadcast(buffer, src=0)
+        broadcast_tensors(list(state.model.buffers()))
     if state.ema is not None:
         for buffer, source in zip(state.ema.buffers(), state.model.buffers(), strict=True):
             buffer.copy_(source)
@@ -159,6 +162,17 @@ def rank_state(state: TrainState) -> dict[str, Any]:
     return {"rng": rng, "meter": state.meter.state()}
 
 
+def rank_states(state: TrainState) -> list[dict[str, Any]]:
+    """Return on rank 0 what has to be saved of each rank; every rank has to call it.
+
+    With replicas it is one state for any number of ranks: random numbers are seeded in each step, and sums are added.
+    """
+    states = state.process.gather(rank_state(state))
+    if state.replicas is None or not states:
+        return states
+    return [{**states[0], "meter": merged([each["meter"] for each in states])}]
+
+
 def load_shared_state(state: TrainState, saved: dict[str, Any]) -> None:
     """Load what `shared_state` returned, from a run with the same settings; keys and shapes have to match exactly.
 
@@ -183,6 +197,12 @@ def _load_optimizer(optimizer: torch.optim.Optimizer, saved: dict[str, Any]) -> 
         for group, own_group in zip(saved["param_groups"], optimizer.param_groups, strict=True)
     ]
     optimizer.load_state_dict({"state": saved["state"], "param_groups": groups})
+
+
+def load_rank_states(state: TrainState, saved: list[dict[str, Any]]) -> None:
+    """Load this rank's part of what `rank_states` returned; with replicas only rank 0 has one."""
+    if state.replicas is None or state.process.is_main:
+        load_rank_state(state, saved[state.process.rank])
 
 
 def load_rank_state(state: TrainState, saved: dict[str, Any]) -> None:

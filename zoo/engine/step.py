@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
 from typing import NamedTuple
 
+import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -16,33 +17,35 @@ from zoo.engine.wrapping import unwrap
 
 
 class StepBatch(NamedTuple):
-    """This process's images (N, 3, H, W) and targets (N, ...) of a step, on its device."""
+    """Images (N, 3, H, W) and targets (N, ...) that a replica has in a step, on its device."""
 
     images: Tensor
     targets: Tensor
     global_size: int
-    """Number of images of the step over all processes."""
+    """Number of images of the step over all replicas."""
 
 
-def train_step(state: TrainState, batch: StepBatch) -> None:
+def train_step(state: TrainState, *batches: StepBatch) -> None:
     """Take one optimizer step on the mean of the task's loss over the global batch; update ``state`` in place.
 
-    Nothing here waits for the device.
+    ``batches`` are this process's: one, or with replicas one for each that it runs. Nothing here waits for the device,
+    unless there are replicas.
     """
-    config, task = state.config.optimizer, state.task
+    config = state.config.optimizer
 
-    # 1. Forward and backward. With gradient accumulation the micro-batches run one after the other, so that only one of
-    # them has activations in memory. DistributedDataParallel averages the gradients over the ranks, in the last
-    # micro-batch only. Scaled by the world size, sums over the images become the mean over the global batch, even if
-    # ranks or micro-batches have different sizes.
-    loss_scale = state.process.world_size / batch.global_size
+    # 1. Gradients of the mean loss. Processes that are one replica each average their gradients in backward. Several
+    # replicas run one after the other, and the gradients of all of them are added exactly.
     state.optimizer.zero_grad(set_to_none=True)
-    for number, (images, targets) in enumerate(_micro_batches(state, batch), start=1):
-        is_last = number == config.accumulate_steps
-        with nullcontext() if is_last else _without_gradient_sync(state.wrapped_model):
-            logits, loss = _forward(state, state.wrapped_model, images, targets)
-            state.scaler.scale(loss * loss_scale).backward()
-        state.meter.update(loss.detach(), task.counts(logits.detach(), targets), len(targets), state.step + 1)
+    if state.replicas is None:
+        (batch,) = batches
+        _backward(state, batch, state.process.world_size / batch.global_size)
+    else:
+        scale = state.scaler.scale(torch.ones((), device=state.process.device))
+        for replica, batch in reversed([*zip(state.replicas.own, batches, strict=True)]):
+            with state.replicas.running(replica, state.step):
+                _backward(state, batch, 1 / batch.global_size)
+            state.replicas.add_gradients(scale)
+        state.replicas.set_gradients(scale)
 
     # 2. Gradient clipping, on unscaled gradients.
     if config.clip > 0:
@@ -59,11 +62,28 @@ def train_step(state: TrainState, batch: StepBatch) -> None:
     state.batch += 1
 
 
+def _backward(state: TrainState, batch: StepBatch, loss_scale: float) -> None:
+    """Run forward and backward on a batch, which adds its gradients to ``.grad``, and update the meter.
+
+    With gradient accumulation the micro-batches run one after the other, so that only one of them has activations in
+    memory. DistributedDataParallel averages the gradients over the ranks, in the last micro-batch only. Scaled by the
+    world size, sums over the images become the mean over the global batch, even if ranks or micro-batches have
+    different sizes.
+    """
+    for number, (images, targets) in enumerate(_micro_batches(state, batch), start=1):
+        is_last = number == state.config.optimizer.accumulate_steps
+        with nullcontext() if is_last else _without_gradient_sync(state.wrapped_model):
+            logits, loss = _forward(state, state.wrapped_model, images, targets)
+            state.scaler.scale(loss * loss_scale).backward()
+        counts = state.task.counts(logits.detach(), targets)
+        state.meter.update(loss.detach(), counts, len(targets), state.step + 1)
+
+
 def gradient_angle(state: TrainState, batch: StepBatch) -> float:
     """Return the angle in degrees between the gradients from reconstructed and from stored activations.
 
-    The gradients come from this process's images, before clipping; NaN if one is not finite. Every rank has to call
-    it, as norms may be synchronized. ``state`` is unchanged: the next step has the same bits. It waits for the device.
+    The gradients come from this batch alone, before clipping; NaN if one is not finite. Every rank has to call it, as
+    norms may be synchronized. ``state`` is unchanged: the next step has the same bits. It waits for the device.
     """
     network = unwrap(state.wrapped_model)  # no averaging over the ranks, and no compilation for these gradients alone
 

@@ -17,10 +17,11 @@ from zoo.data.sampler import TrainBatches, ValBatches
 from zoo.data.seeding import random_of
 from zoo.data.transforms.mixing import draw_mix, mix_images, mix_targets, partners
 from zoo.engine.checkpoint import CHECKPOINT, CheckpointWriter
+from zoo.engine.digest import digest, state_tensors
 from zoo.engine.meters import Reading
 from zoo.engine.optim import set_lr
 from zoo.engine.reporting import VALIDATION, Log, Pace, metrics_since
-from zoo.engine.state import TrainState, all_finite, broadcast_buffers
+from zoo.engine.state import TrainState, all_finite, broadcast_buffers, shared_state
 from zoo.engine.step import StepBatch, gradient_angle, train_step
 from zoo.engine.stop import StopSignals
 from zoo.engine.task import Result
@@ -97,11 +98,11 @@ class Trainer:
         reported = state.meter.read(reduce=True)
         title = f"epoch {state.epoch + 1}/{self.config.optimizer.schedule.epochs}"
         with self.log.progress(title, num_batches, state.batch) as advance:
-            for batch in self.pace.timed(self.train_loader):
+            for batches in self.pace.timed(self._steps()):
                 lr = self._set_lr()
-                step_batch = self._prepared(batch)
-                self._meter_gradient_angle(step_batch)
-                train_step(state, step_batch)
+                step_batches = [self._prepared(batch) for batch in batches]
+                self._meter_gradient_angle(step_batches[0])
+                self._step(step_batches)
                 self.log.parameters(state.step, state.model)
                 advance(1)
                 if state.batch % self.log_interval == 0 or state.batch == num_batches:
@@ -110,6 +111,17 @@ class Trainer:
                 if every_steps and state.step % every_steps == 0:
                     self._save()
                 self._stop_if_asked(self.stop.agreed())
+
+    def _steps(self) -> Iterator[tuple[Batch, ...]]:
+        """Yield this process's batches of each step, one for each replica that it runs."""
+        return zip(*[iter(self.train_loader)] * len(self.batches.own_replicas), strict=True)
+
+    def _step(self, batches: list[StepBatch]) -> None:
+        """Take a step; NonFiniteLossError, on every rank, if a gradient is beyond the range of exact sums."""
+        try:
+            train_step(self.state, *batches)
+        except OverflowError as error:
+            raise self._not_finite(f"{error}, at step {self.state.step + 1}") from error
 
     def _prepared(self, batch: Batch) -> StepBatch:
         """Return ``batch`` on the device, mixed."""
@@ -130,7 +142,7 @@ class Trainer:
         mix = draw_mix(settings, height, width, generator)
         if mix is None:
             return images, targets
-        half = config.optimizer.batch_size // state.process.world_size // 2
+        half = config.optimizer.batch_size // (config.optimizer.replicas or state.process.world_size) // 2
         indices = partners(len(images), half).to(images.device, non_blocking=True)
         return mix_images(images, mix, indices), mix_targets(targets, config.network.num_classes, mix, indices)
 
@@ -178,6 +190,9 @@ class Trainer:
             self.log.validation(state.epoch, state.step, result, is_best)
             if state.epoch == 0 and self.val_loader is not None:
                 _warn_of_absent("the validation data", self.val_loader.dataset, result.class_counts())
+        if state.replicas is not None:
+            broadcast_buffers(state)
+            self.log.digest(state.epoch, state.step, digest(state_tensors(shared_state(state))))
         state.epoch, state.batch = state.epoch + 1, 0
         state.meter.reset()
         self._save(is_best)
@@ -205,10 +220,8 @@ class Trainer:
 
         All ranks have to take part in equally many all-reduces, although a rank may have a batch fewer than rank 0.
         """
-        batches, world_size = loader.batch_sampler, self.state.process.world_size
-        largest_share = -(-batches.num_images // world_size)
-        num_exchanges = -(-largest_share // batches.batch_size)
-        for batch in chain(loader, repeat(None, num_exchanges - len(batches))):
+        batches = loader.batch_sampler
+        for batch in chain(loader, repeat(None, batches.num_batches(rank=0) - len(batches))):
             if batch is not None:
                 yield batch
             name = self.stop.agreed()

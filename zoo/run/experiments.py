@@ -129,6 +129,7 @@ def experiment_for(
     batch_size: int | None = None,
     memory: str | None = None,
     settings: Experiment | Mapping[str, Any] | str | os.PathLike[str] | None = None,
+    replicas: int | None = None,
 ) -> Experiment:
     """Return the experiment with this name or path; for a network, the default experiment with ``settings``.
 
@@ -141,7 +142,7 @@ def experiment_for(
         if settings is not None:
             what = "two experiments are given"
             raise ConfigError(what, "experiment", "give a network and an experiment, or an experiment alone")
-        return with_changes(network, epochs, batch_size, memory)
+        return with_changes(network, epochs, batch_size, memory, replicas)
     if isinstance(settings, (str, os.PathLike)):
         settings = load_experiment(Path(settings))
     if isinstance(settings, Experiment):
@@ -152,7 +153,7 @@ def experiment_for(
             "log folder will hold all of them; zoo train accepts an edited copy of that file",
             network,
         )
-    return with_changes(default_experiment(network, data, settings), epochs, batch_size, memory)
+    return with_changes(default_experiment(network, data, settings), epochs, batch_size, memory, replicas)
 
 
 def _load_if_named(name: str) -> Experiment | str:
@@ -167,14 +168,23 @@ def _load_if_named(name: str) -> Experiment | str:
 
 
 def with_changes(
-    config: Experiment, epochs: int | None = None, batch_size: int | None = None, memory: str | None = None
+    config: Experiment,
+    epochs: int | None = None,
+    batch_size: int | None = None,
+    memory: str | None = None,
+    replicas: int | None = None,
 ) -> Experiment:
-    """Return the settings with other epochs, batch size and memory strategy. Raises ConfigError if they do not fit."""
+    """Return the settings with these epochs, batch size, memory strategy and replicas.
+
+    Raises ConfigError if they do not fit.
+    """
     settings = config.model_dump(mode="json")
     if epochs is not None:
         settings["optimizer"]["schedule"]["epochs"] = epochs
     if batch_size is not None:
         settings["optimizer"]["batch_size"] = batch_size
+    if replicas is not None:
+        settings["optimizer"]["replicas"] = replicas
     if memory is not None:
         settings["network"]["memory"] = memory
     return parse_experiment(settings, "the changed experiment")

@@ -264,6 +264,11 @@ class RunLog:
         if self._board is not None:
             self._write(partial(self._board.validation, step, result))
 
+    def digest(self, epoch: int, step: int, sha256: str) -> None:
+        """Record the digest of weights, buffers and optimizer state after ``epoch`` (from 0) and ``step`` steps."""
+        logger.info("epoch %d digest: %s", epoch + 1, sha256)
+        self._add_line("digest", epoch=epoch, step=step, sha256=sha256)
+
     def gradient_angle(self, step: int, degrees: float) -> None:
         """Record the angle between the gradients of a step from reconstructed and from stored activations."""
         self._add_line("gradient_angle", step=step, degrees=degrees)

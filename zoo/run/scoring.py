@@ -18,7 +18,8 @@ from zoo.data.classes import match_classes
 from zoo.data.dataset import Batch
 from zoo.data.named import open_data
 from zoo.data.sources.location import DataName, parse_data_path
-from zoo.engine.consistency import check_same_on_all_ranks, dataset_fingerprint, environment_fingerprint, weights_digest
+from zoo.engine.consistency import SHOWN_DIGITS, check_same_on_all_ranks, dataset_fingerprint, environment_fingerprint
+from zoo.engine.digest import digest
 from zoo.engine.process import Process
 from zoo.engine.task import EvalProtocol, Result
 from zoo.engine.validation import validate
@@ -103,7 +104,7 @@ def score(
             **environment_fingerprint(process, "validate"),
             "protocol": protocol.name,
             "training.amp": settings.training.amp,
-            "weights": weights_digest(network.model),
+            "weights": digest(network.model.state_dict())[:SHOWN_DIGITS],
             "val": dataset_fingerprint(loader.dataset, loader.batch_sampler.num_images),
         },
         "give every process the same command, weights and images",

@@ -19,7 +19,8 @@ from zoo.config.limits import MAX_SIDE
 from zoo.data.reading import read_image
 from zoo.data.segmentation.transforms import scale_to_longest_side
 from zoo.data.sources.scan import find_images
-from zoo.engine.consistency import SHOWN_DIGITS, check_same_on_all_ranks, environment_fingerprint, weights_digest
+from zoo.engine.consistency import SHOWN_DIGITS, check_same_on_all_ranks, environment_fingerprint
+from zoo.engine.digest import digest
 from zoo.engine.precision import AMP_DTYPES, autocast
 from zoo.engine.process import Process, open_process
 from zoo.errors import ConfigError, DataError, escape
@@ -116,7 +117,7 @@ def segment(
                 "fusion": fusion,
                 "longest_side": longest_side,
                 "experiment": loaded.experiment.digest()[:SHOWN_DIGITS],
-                "weights": weights_digest(loaded.model),
+                "weights": digest(loaded.model.state_dict())[:SHOWN_DIGITS],
             },
             "give every process the same command, weights and images",
         )

@@ -29,6 +29,7 @@ from zoo.data.sources.location import DataPath, parse_data_path
 from zoo.engine.checkpoint import BEST, CHECKPOINT
 from zoo.engine.consistency import check_same_on_all_ranks, dataset_fingerprint, environment_fingerprint
 from zoo.engine.process import Process, open_process
+from zoo.engine.replicas import fixed_algorithms
 from zoo.engine.start import AUTO, start
 from zoo.engine.state import TrainState
 from zoo.engine.task import Task
@@ -82,6 +83,7 @@ def train(
     experiment: Experiment | Mapping[str, Any] | str | os.PathLike[str] | None = None,
     epochs: int | None = None,
     batch_size: int | None = None,
+    replicas: int | None = None,
     memory: str | None = None,
     process: Process | None = None,
     workers: int = 0,
@@ -116,6 +118,8 @@ def train(
       to 0 after 30 epochs.
     - `epochs`: number of epochs instead of the experiment's; a resumed run with more epochs than before is extended.
     - `batch_size`: images per step, over all processes, instead of the experiment's.
+    - `replicas`: ``optimizer.replicas`` instead of the experiment's: any number of processes, up to this one, trains
+      the same weights to the bit.
     - `memory`: ``network.memory`` instead of the experiment's, such as "lean"; a module can only become "lean".
     - `process`: this process, if `zoo.engine.process.open_process` is open already.
     - `workers`: worker processes that read images, per process of the run; 0 reads them in the process itself.
@@ -141,7 +145,8 @@ def train(
     if module is not None and memory not in (None, LEAN):
         what = f"memory = {memory!r}: a network that is built already can only become {LEAN!r}"
         raise ConfigError(what, type(network).__name__, "build it with this strategy, zoo.get(NAME, memory=...)")
-    config = experiment_for(network, images, settings=experiment, epochs=epochs, batch_size=batch_size, memory=memory)
+    changes: dict[str, Any] = {"epochs": epochs, "batch_size": batch_size, "memory": memory, "replicas": replicas}
+    config = experiment_for(network, images, settings=experiment, **changes)
     with open_process() if process is None else nullcontext(process) as process:
         state = train_experiment(
             config, images, Path(log_dir), process,
@@ -184,7 +189,7 @@ def train_experiment(
 
     # 2. Task and loaders: all processes have the same images.
     task = task_of(config)
-    loaders = build_loaders(task, data, process.loader_options(workers))
+    loaders = build_loaders(task, data, process.loader_options(workers, config.optimizer.replicas))
     images = _fingerprints(loaders)
     check_same_on_all_ranks(process, lambda: images, "copy the same DATA to every machine", DataError)
 
@@ -192,6 +197,7 @@ def train_experiment(
     num_parameters = _count_parameters(config) if module is None else _size(module)
     build = build_from_config if module is None else partial(_prepared, module)
     with (
+        nullcontext() if config.optimizer.replicas is None else fixed_algorithms(),
         log_folder(log_dir, process, continues=_continues(log_dir, resume)),
         RunLog(log_dir, process.rank, config, histograms=log_hist) as log,
     ):

@@ -100,11 +100,11 @@ class ClassificationTask(Task):
             protocol.interpolation,
             protocol.crop_mode,
         )
-        default = config.optimizer.batch_size // (NUM_CROPS if protocol.ten_crops else 1) // options.world_size
+        default = config.optimizer.batch_size // (NUM_CROPS if protocol.ten_crops else 1)
         return build_val_loader(
             data,
             transform,
-            batch_size or max(1, default),
+            batch_size or max(1, default // (options.replicas or options.world_size)),
             options,
             split=split,
             limit=limit,

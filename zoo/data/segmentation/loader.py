@@ -14,7 +14,7 @@ from torch import Tensor
 from zoo.config.experiment import Experiment
 from zoo.config.segmentation_section import Segmentation
 from zoo.data.dataset import ImageDataset, Sample
-from zoo.data.loader import DEFAULT_OPTIONS, Loader, LoaderOptions, loader_of_crops
+from zoo.data.loader import DEFAULT_OPTIONS, Loader, LoaderOptions, loader_of_crops, val_batches
 from zoo.data.sampler import TrainBatches, ValBatches
 from zoo.data.segmentation.class_uniform import ClassUniform, draw_pixel, load_class_index
 from zoo.data.segmentation.label_maps import LabeledImages, Split, labeled_images, read_label, read_pair
@@ -147,8 +147,7 @@ def build_segmentation_val_loader(
         SegmentationVal(config.input.mean, config.input.std, settings.longest_side_val),
         ignore_label=settings.ignore_label,
     )
-    batches = ValBatches(len(dataset), 1, rank=options.rank, world_size=options.world_size, limit=limit)
-    return Loader(dataset, batches, options)
+    return Loader(dataset, val_batches(dataset, 1, options, limit), options)
 
 
 def _found(data: DataPath, split: Split, config: Experiment) -> LabeledImages:

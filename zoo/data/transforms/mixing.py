@@ -1,9 +1,9 @@
 """Mixup and CutMix of a batch, the same with any number of processes and gradient accumulation steps.
 
-How a batch is mixed is drawn once for all processes, from (seed, epoch, batch). Image i of the global batch is mixed
-with image i + B / 2, and that with image i, where B is ``optimizer.batch_size``. Process r of R holds the images r,
-r + R, r + 2R and so on. If B is a multiple of 2R, both images of a pair are therefore on the same process, for
-every R. An image without a partner, which only the last batch of an epoch has, is mixed with itself.
+How a batch is mixed is drawn once for all replicas, from (seed, epoch, batch). Image i of the global batch is mixed
+with image i + B / 2, and that with image i, where B is ``optimizer.batch_size``. Replica r of R, by default a process,
+holds the images r, r + R, r + 2R and so on. If B is a multiple of 2R, both images of a pair are therefore on the same
+replica, for every R. An image without a partner, which only the last batch of an epoch has, is mixed with itself.
 
 timm mixes image i with image N - 1 - i of the N images of a process, torchvision with image i - 1.
 """
@@ -56,9 +56,9 @@ def draw_mix(settings: Regularization, height: int, width: int, generator: Rando
 
 
 def partners(num_images: int, half: int) -> Tensor:
-    """Return the indices of the images that the images of a process are mixed with, (num_images,) int64.
+    """Return the indices of the images that the images of a replica are mixed with, (num_images,) int64.
 
-    ``half`` is half the number of images of this process in a full batch.
+    ``half`` is half the number of images of this replica in a full batch.
     """
     places = torch.arange(num_images)
     found = (places + half) % (2 * half)

@@ -1,0 +1,169 @@
+"""Replicas of a network that share a batch: any number of processes trains the same weights, to the bit.
+
+A step with S replicas is S forward and backward passes of B / S images each, divided among the processes. Each pass is
+a function of its replica alone: its images, its shape, its random numbers, its batch statistics. The gradients are
+added as integers, because integers have the same sum in any order.
+
+Each scheme of adding defines bits of its own: these are not the bits of DistributedDataParallel.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from zoo.config.experiment import Experiment
+from zoo.data.sampler import replicas_of
+from zoo.engine.precision import at_least_float32
+from zoo.engine.process import Process, broadcast_tensors, seed_everything
+from zoo.errors import ConfigError
+from zoo.ops.context import restored_buffers
+from zoo.torch_internals.data import is_wrapper
+
+# Gradients are added as multiples of 2^-40. Gradients above 2^-16 keep all digits of float32; smaller ones are off by
+# up to 2^-41. Gradients of a replica's mean loss may be as large as 2^22, because batch norms of few values, whose
+# variance may be tiny, have gradients of hundreds of thousands.
+GRID_BITS = 40
+SUM_BITS = 62  # of an int64; the largest sum is below 2^62
+
+
+class Replicas:
+    """The replicas that this process runs, and the exact sum of the gradients of all replicas.
+
+    Broadcasts rank 0's weights and buffers, so every rank has to construct it. Raises ConfigError for a network with
+    synchronized norms, unless each process runs one replica, and for sharded parameters.
+
+    Args:
+    - `model`: the bare network.
+    - `config`: the settings of the run; ``optimizer.replicas`` is set.
+    - `process`: this process of the run.
+    """
+
+    def __init__(self, model: nn.Module, config: Experiment, process: Process) -> None:
+        assert config.optimizer.replicas is not None
+        self.count = config.optimizer.replicas
+        self.own = replicas_of(process.rank, process.world_size, self.count)
+        self._model, self._seed, self._process = model, config.seed, process
+        self._check()
+        if process.world_size > 1:
+            broadcast_tensors([*model.parameters(), *model.buffers()])
+        trained = {name: each for name, each in model.named_parameters() if each.requires_grad and each.numel()}
+        self._names, self._parameters = list(trained), list(trained.values())
+        sizes = [parameter.numel() for parameter in self._parameters]
+        # One message: the sums, and how many replicas have a gradient, one that is not finite, one beyond the range.
+        self._sums = torch.zeros(sum(sizes) + 3 * len(sizes), dtype=torch.int64, device=process.device)
+        *self._totals, tallies = self._sums.split([*sizes, 3 * len(sizes)])
+        self._tallies = tallies.view(3, len(sizes))
+        self._rounded = torch.empty(
+            max(sizes, default=0), dtype=torch.int64, device=process.device
+        )  # memory that is used again
+
+    def _check(self) -> None:
+        where = f"optimizer.replicas = {self.count}"
+        if any(is_wrapper(parameter) for parameter in self._model.parameters()):
+            raise ConfigError("the parameters are sharded (FSDP2), and replicas need whole ones", where)
+        if self._process.world_size == self.count:
+            return
+        for name, module in self._model.named_modules():
+            if isinstance(module, nn.SyncBatchNorm) or hasattr(module, "set_group"):
+                raise ConfigError(
+                    f"the norm {name} is synchronized over all replicas, but {self._process.world_size} process(es) "
+                    "run them one after the other",
+                    where,
+                    f'use norms that are not synchronized (network.norm "inplace"), or start {self.count} processes',
+                )
+
+    @contextmanager
+    def running(self, replica: int, step: int) -> Iterator[None]:
+        """Context of the forward and backward passes of a replica, with random numbers of its own.
+
+        Only replica 0 updates running statistics and other buffers, once per step. It has to run last, because all
+        replicas of a step begin with the same buffers.
+        """
+        seed_everything(self._seed, step, replica)
+        with nullcontext() if replica == 0 else restored_buffers(self._model):
+            yield
+
+    @torch.no_grad()
+    def add_gradients(self, loss_scale: Tensor) -> None:
+        """Add the gradients of a replica, divided by ``loss_scale``, to the sum, and set them to None.
+
+        ``loss_scale`` is a power of two, so that the division is exact. Does not wait for the device.
+        """
+        lows, highs, zero, factor = [], [], loss_scale.new_zeros(()), 2.0**GRID_BITS / loss_scale
+        present = torch.tensor([parameter.grad is not None for parameter in self._parameters])
+        for parameter, total in zip(self._parameters, self._totals, strict=True):
+            low = high = zero
+            if parameter.grad is not None:
+                scaled = at_least_float32(parameter.grad).mul_(factor)
+                low, high = scaled.aminmax()
+                rounded = self._rounded[: total.numel()].view(parameter.shape).copy_(scaled.round_())
+                total.view(parameter.shape).add_(rounded)
+                parameter.grad = None
+            lows.append(low.float())
+            highs.append(high.float())
+        largest = torch.maximum(-torch.stack(lows), torch.stack(highs))
+        is_beyond = largest.isfinite() & (largest >= 2.0**SUM_BITS / self.count)
+        self._tallies += torch.stack([present.to(largest.device), ~largest.isfinite(), is_beyond])
+
+    @torch.no_grad()
+    def set_gradients(self, loss_scale: Tensor) -> None:
+        """Set each parameter's gradient to the sum over all replicas, rounded once, times ``loss_scale``.
+
+        It is None if no replica has one, and NaN if a replica has one that is not finite. Every rank also gets replica
+        0's buffers. Waits for the device. Raises OverflowError, on every rank, for a gradient beyond the range.
+        """
+        if self._process.world_size > 1:
+            dist.all_reduce(self._sums)
+        present, infinite, beyond = self._tallies.tolist()
+        if any(beyond) and not any(infinite):
+            name = next(name for name, count in zip(self._names, beyond, strict=True) if count)
+            limit = f"{2.0 ** (SUM_BITS - GRID_BITS):,.0f}"
+            raise OverflowError(f"the gradient of {name} exceeds {limit}, the range of optimizer.replicas")
+        factor = 2.0**-GRID_BITS * loss_scale
+        tallied = zip(self._parameters, self._totals, present, infinite, strict=True)
+        for parameter, total, num_present, num_infinite in tallied:
+            if num_infinite:
+                parameter.grad = torch.full_like(parameter, torch.nan)
+            elif num_present:
+                summed = torch.empty_like(parameter).copy_(total.view(parameter.shape))
+                parameter.grad = summed.mul_(factor)
+        self._sums.zero_()
+        if self._process.world_size > 1:
+            broadcast_tensors(list(self._model.buffers()))
+
+
+@contextmanager
+def fixed_algorithms() -> Iterator[None]:
+    """Context in which equal operations have equal bits: deterministic algorithms, one thread on the CPU.
+
+    The number of threads may change the order of a sum, and differs between one process and several. TF32 is as by
+    default in torch: on for convolutions, off for matrix products.
+    """
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # without it torch calls cuBLAS nondeterministic
+    cudnn: Any = torch.backends.cudnn
+    settings: list[tuple[Any, str, Any]] = [
+        (cudnn, "benchmark", False),
+        (cudnn.conv, "fp32_precision", "tf32"),
+        (torch.backends.cuda.matmul, "fp32_precision", "ieee"),
+        (torch.utils.deterministic, "fill_uninitialized_memory", False),
+    ]
+    before = [getattr(owner, name) for owner, name, _ in settings]
+    was_deterministic, num_threads = torch.are_deterministic_algorithms_enabled(), torch.get_num_threads()
+    for owner, name, value in settings:
+        setattr(owner, name, value)
+    torch.use_deterministic_algorithms(True)
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        for (owner, name, _), value in zip(settings, before, strict=True):
+            setattr(owner, name, value)
+        torch.use_deterministic_algorithms(was_deterministic)
+        torch.set_num_threads(num_threads)
