@@ -44,6 +44,16 @@ def test_train_returns_scores_of_the_last_validation(run: tuple[Path, TrainingRe
     assert "epoch 1 validation: " in (log_dir / "training_0.log").read_text()
 
 
+def test_train_names_the_authors_number_of_gpus(tmp_path: Path) -> None:
+    data = make_images(tmp_path / "data", num_train=4, num_val=2)
+    expected = {"source": "a paper", "gpus": 4, "scores": {"center224": {"top1": 50}}}
+    experiment = parse_experiment({**SETTINGS, "expected": expected}, "test")
+    zoo.train(experiment, data, log_dir=tmp_path / "run", replicas=2)
+    text = (tmp_path / "run" / "training_0.log").read_text()
+    assert "cpu, 1 process, 2 replicas; the authors had 4 GPUs: --replicas 4 has their batch statistics" in text
+    assert "epoch 1 digest: " in text
+
+
 def test_train_continues_from_a_loaded_network(run: tuple[Path, TrainingResult], tmp_path: Path) -> None:
     root, result = run
     loaded = zoo.load_network(result.checkpoint)

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, StringConstraints, field_validator, model_validator
 
 from zoo.config.architectures import ARCHITECTURES, is_external
-from zoo.config.limits import MAX_BATCH, MAX_SIDE, MAX_STEPS
+from zoo.config.limits import MAX_BATCH, MAX_REPLICAS, MAX_SIDE, MAX_STEPS
 from zoo.config.network import STORED_ALONE, NetworkSpec, Preprocessing, Scale, Side
 from zoo.config.optimizer import Optimizer
 from zoo.config.regularization import Regularization
@@ -177,6 +177,9 @@ class Expected(Section):
 
     source: Annotated[str, Field(min_length=1)]
     """Source of the scores."""
+    gpus: Annotated[int, Field(gt=0, le=MAX_REPLICAS)] | None = None
+    """Number of GPUs that the authors trained on: optimizer.replicas of this number has their batch statistics; null:
+    unknown."""
     scores: Annotated[dict[ProtocolName, Score], Field(min_length=1)]
     """Scores by evaluation protocol: "center" or "tencrop" and the side of the crop, as in center224; in segmentation
     "whole" for whole images at one scale, or "whole-flip" for whole images and their mirror images."""

@@ -305,7 +305,12 @@ def _begin_summary(
     config, process = state.config, state.process
     network, optimizer = config.network, config.optimizer
     num_train, num_val = (0 if loader is None else loader.batch_sampler.num_images for loader in loaders)
-    processes = f"{process.world_size} process{'es' * (process.world_size > 1)}"
+    divided = f"{process.world_size} process{'es' * (process.world_size > 1)}"
+    gpus, replicas = config.expected.gpus if config.expected is not None else None, optimizer.replicas
+    if replicas is not None:
+        divided += f", {counted(replicas, 'replica')}"
+    if gpus not in (None, replicas or process.world_size):
+        divided += f"; the authors had {counted(gpus, 'GPU')}: --replicas {gpus} has their batch statistics"
     chooses_layers = network.arch in ARCHITECTURES and not network.has_own_layers
     layers = f", {network.norm} norms with {network.activation}" if chooses_layers else ""
     lines = [
@@ -313,7 +318,7 @@ def _begin_summary(
         f"images      {num_train:,} to train on, {num_val:,} to validate on; {escape(data)}",
         f"schedule    {counted(optimizer.schedule.epochs, 'epoch')} of {counted(len(loaders[0]), 'step')}, "
         f"batch {optimizer.batch_size}",
-        f"device      {process.device}, {processes}",
+        f"device      {process.device}, {divided}",
         f"log folder  {escape(log_dir)}",
     ]
     return "\n".join(lines)
