@@ -181,6 +181,18 @@ def quickstart_means() -> dict[str, dict[str, float]]:
     }
 
 
+# --- zoo train --replicas ---
+
+
+def replicas() -> str:
+    """The digest of a run of replicas on each number of processes, and what it was measured with."""
+    found = result("replicas")
+    environment = found["environment"]
+    rows = [[str(run["processes"]), f"`{run['digest'][:32]}`"] for run in found["runs"]]
+    about = f"{environment['cpu']}, {environment['instructions']}, PyTorch {environment['torch']}"
+    return f"{table(['processes', 'first half of the digest'], rows, text_columns=2)}\n\n{about}."
+
+
 # --- zoo benchmark layer ---
 
 
@@ -717,6 +729,7 @@ SECTIONS: dict[str, Callable[[], str]] = {
     "lean_beside": lean_beside,
     "report_error": report_error,
     "loaders": loaders,
+    "replicas": replicas,
     "experiments": experiments,
     "settings": settings,
 }
