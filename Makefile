@@ -21,7 +21,7 @@ WHEEL := $(BIN)/python -m pip wheel --quiet --no-build-isolation --no-deps --whe
 DEPENDENCIES = $(if $(filter torch==$* torch==$(*:.0=),$(OLDEST)),$(OLDEST),torch==$* torchvision)
 
 # Other packages that lean training is tested with.
-LIBRARIES = timm peft transformers accelerate trl bitsandbytes diffusers ultralytics monai segmentation-models-pytorch lightning
+LIBRARIES = timm peft transformers accelerate trl bitsandbytes diffusers ultralytics monai segmentation-models-pytorch lightning torchcodec
 
 .PHONY: quickstart test test-slow test-pages test-gpu test-all lint check docs faults libraries matrix audit wheel
 
