@@ -10,6 +10,7 @@ import warnings
 from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -99,6 +100,19 @@ def run_example(page: str, example: str, namespace: dict[str, object], capsys: p
     lines = printed.rpartition("```text\n")[2].rstrip("\n").splitlines()
     for line, found in zip(lines, capsys.readouterr().out.splitlines(), strict=False):
         assert found == line or (line.endswith(" ...") and found.startswith(line.removesuffix("...")))
+
+
+def test_notebook_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    cells = json.loads((ROOT / "docs" / "tutorials" / "resnet50.ipynb").read_text())["cells"]
+    namespace: dict[str, Any] = {}
+    for cell in cells:
+        if cell["cell_type"] == "code":
+            assert cell["outputs"] == [], "outputs would be figures without a source"
+            exec("".join(cell["source"]), namespace)
+    printed = capsys.readouterr().out
+    assert "held for backward" in printed
+    assert "same bits" in printed
+    assert "step 1: loss" in printed
 
 
 @pytest.mark.parametrize(("page", "example"), [found for found in each(EXAMPLE) if found[0] not in TUTORIALS])
