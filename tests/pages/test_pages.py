@@ -223,6 +223,13 @@ def test_walks_count_their_files() -> None:
         assert f"({len(files)} files)" in heading, sorted(files)
 
 
+def test_code_fits_on_page() -> None:
+    """The site shows 120 characters without a scroll bar (docs/site.css)."""
+    for page, text in TEXTS.items():
+        blocks = re.findall(r"^```.*?\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+        assert not [line for block in blocks for line in block.splitlines() if len(line) > 120], page
+
+
 def test_rooms_are_described_in_import_order() -> None:
     drawn = re.findall(r"<text[^>]*>(\w+)</text>", (ROOT / "docs" / "rooms.svg").read_text())
     assert [word for word in drawn if word in ROOMS] == ROOMS
