@@ -44,6 +44,7 @@ def on_page_markdown(markdown: str, page: Any, files: Files, **_: Any) -> str:
     if source.startswith(UNSEARCHED):
         page.meta["search"] = {"exclude": True}
     page.meta["title"] = title_of(source)
+    markdown = re.sub(r"\A# .*", f"# {title_of(source)}", markdown)  # text forms of one kind have the same heading
     folder = posixpath.dirname(REPOSITORY_PATHS.get(source, f"docs/{source}"))
 
     def replace(match: re.Match[str]) -> str:
