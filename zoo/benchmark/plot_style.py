@@ -136,7 +136,8 @@ def _draw(axes: Axes, panel: Panel, labels: Sequence[str], entries: dict[str, Ar
         index = labels.index(line.label)
         style = LINE_STYLES[index // len(COLORS) % len(LINE_STYLES)]
         values = (*line.x, *line.y)
-        covers, drawn = values in drawn, {*drawn, values}
+        covers = values in drawn
+        drawn.add(values)
         (curve,) = axes.plot(
             line.x, line.y,
             color=color_of(line.label, labels),
