@@ -3,7 +3,7 @@
 # more cases, and those that need a GPU or a network; `make faults` takes an hour.
 # `make libraries` installs the packages of docs/integrations.md, whose tests are skipped without them.
 # `make wheel` builds two wheels in dist/, for every Python and torch from those of pyproject.toml on: one for every machine,
-# and one with the CPU kernels for machines like this.
+# and one with the CPU kernels for machines like this; and the wheel of zoo-inplace-abn, which imports zoo as inplace_abn.
 
 PYTHON ?= python3
 BIN := .venv/bin
@@ -16,12 +16,12 @@ ON_DEMAND := exhaustive or gpu or network
 OLDEST = $(shell sed -n '/^dependencies = \[/,/^\]/s/^ *"\(.*\)>=\(.*\)",$$/\1==\2/p' pyproject.toml)
 NAMES = $(foreach dependency,$(OLDEST),$(firstword $(subst ==, ,$(dependency))))
 SPACE := $() $()
-WHEEL := $(BIN)/python -m pip wheel --quiet --no-build-isolation --no-deps --wheel-dir dist .
+WHEEL := $(BIN)/python -m pip wheel --quiet --no-build-isolation --no-deps --wheel-dir dist
 # What `make matrix` asks pip for: with the oldest torch the oldest version of every dependency, otherwise pip's choice.
 DEPENDENCIES = $(if $(filter torch==$* torch==$(*:.0=),$(OLDEST)),$(OLDEST),torch==$* torchvision)
 
 # Other packages that lean training is tested with.
-LIBRARIES = timm peft transformers accelerate trl bitsandbytes diffusers ultralytics monai segmentation-models-pytorch lightning
+LIBRARIES = timm peft transformers accelerate trl bitsandbytes diffusers ultralytics monai segmentation-models-pytorch lightning torchcodec
 
 .PHONY: quickstart test test-slow test-pages test-gpu test-all lint check docs faults libraries matrix audit wheel
 
@@ -85,9 +85,11 @@ audit: $(TOOLS)
 
 wheel: $(READY)
 	rm -rf build dist/*.whl
-	ZOO_PURE_WHEEL=1 $(WHEEL)
+	ZOO_PURE_WHEEL=1 $(WHEEL) .
 	rm -rf build
-	$(WHEEL)
+	$(WHEEL) .
+	$(WHEEL) scripts/inplace_abn
+	rm -rf scripts/inplace_abn/build scripts/inplace_abn/*.egg-info
 	@$(BIN)/python -m zipfile --list dist/*-abi3-*.whl | grep _native.abi3.so >/dev/null || \
 	    { echo "the CPU kernels could not be compiled" >&2; rm dist/*-abi3-*.whl; exit 1; }
 	@ls dist/*.whl

@@ -17,7 +17,8 @@ import tomllib
 ROOT = Path(__file__).parents[1]
 ROOMS = [
     "errors", "tables", "files", "config", "torch_internals", "ops", "layers", "remat", "models", "weights",
-    "convert", "data", "registry", "engine", "tasks", "run", "benchmark", "reproduce", "cli",
+    "convert", "data", "registry", "engine", "tasks", "run", "benchmark", "reproduce", "inplace_abn",
+    "cli",
 ]  # fmt: skip
 MODULES = {
     ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path

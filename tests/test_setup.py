@@ -116,7 +116,7 @@ def test_wheel_runs_in_fresh_environment(kind: str, tmp_path: Path) -> None:
     make = ["make", "-n", "wheel", f"BIN={Path(sys.executable).parent}"]
     lines = subprocess.run(make, cwd=checkout, capture_output=True, text=True, check=True).stdout.splitlines()
     builds = [line for line in lines if "pip wheel" in line]
-    assert ["ZOO_PURE_WHEEL=1" in line for line in builds] == [True, False]
+    assert ["ZOO_PURE_WHEEL=1" in line for line in builds] == [True, False, False]
     compiler = _quick_compiler(tmp_path / "compiler")
     environment = {**os.environ, "CC": compiler, "CXX": compiler}
     subprocess.run(builds[kind == "cp310-abi3"], shell=True, cwd=checkout, env=environment, check=True)
@@ -124,12 +124,38 @@ def test_wheel_runs_in_fresh_environment(kind: str, tmp_path: Path) -> None:
     site = tmp_path / "site"
     zipfile.ZipFile(wheel).extractall(site)
     assert all((site / "zoo" / name).is_file() for name in ("py.typed", "__init__.pyi", "weights/__init__.pyi"))
+    assert not list(site.glob("inplace_abn*")), "the name of another project's package"
     environment = {**os.environ, "PYTHONPATH": str(site), "ZOO_CACHE": str(tmp_path / "cache")}
     command = [sys.executable, "-c", FIRST_STEP]
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 7, done.stderr
     backend = "native" if kind == "cp310-abi3" else "reference"
     assert done.stdout.splitlines()[0].split()[::2] == [str(site / "zoo" / "__init__.py"), backend]
+
+
+UNEDITED = """
+from inplace_abn import ABN, InPlaceABN
+import inplace_abn.functions
+import torch
+
+network = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3), InPlaceABN(8, 1e-5, 0.1, True, "leaky_relu", 0.01))
+network(torch.randn(2, 3, 9, 9)).sum().backward()
+print(InPlaceABN.__module__, inplace_abn.functions.ACT_NONE)
+"""
+
+
+def test_wheel_of_inplace_abn_runs_unedited_code(tmp_path: Path) -> None:
+    checkout = _copy_of_the_checkout(tmp_path / "checkout")
+    make = ["make", "-n", "wheel", f"BIN={Path(sys.executable).parent}"]
+    lines = subprocess.run(make, cwd=checkout, capture_output=True, text=True, check=True).stdout.splitlines()
+    (build,) = (line for line in lines if "pip wheel" in line and line.endswith("scripts/inplace_abn"))
+    subprocess.run(build, shell=True, cwd=checkout, check=True)
+    (wheel,) = checkout.glob("dist/zoo_inplace_abn-*.whl")
+    zipfile.ZipFile(wheel).extractall(tmp_path / "site")
+    environment = {**os.environ, "PYTHONPATH": f"{tmp_path / 'site'}:{ROOT}"}
+    command = [sys.executable, "-c", UNEDITED]
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    assert done.stdout.split() == ["zoo.inplace_abn.abn", "none"], done.stderr
 
 
 def test_quickstart_installs_no_development_tools() -> None:

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 import torchvision
+from PIL import Image
 
 from tests.data.sample_images import make_folder
 from tests.pages import tables
@@ -221,6 +222,20 @@ def test_walks_count_their_files() -> None:
     for heading, text in walks:
         files = {found.partition(": ")[0] for found in re.findall(r"`((?:zoo|scripts)/[^`\n]*\.py[^`\n]*)`", text)}
         assert f"({len(files)} files)" in heading, sorted(files)
+
+
+def test_pictures_can_be_shown_on_white_and_on_dark_pages() -> None:
+    plots = [*(ROOT / "docs").rglob("*.png")]
+    assert plots
+    for path in plots:
+        with Image.open(path) as image:
+            assert image.convert("RGBA").getpixel((0, 0))[3] == 0, path  # type: ignore[index]
+    drawings = [*(ROOT / "docs").rglob("*.svg"), *(ROOT / "csrc").glob("*.svg")]
+    assert len(drawings) >= 4
+    for path in drawings:
+        assert not re.findall(r'<(?:rect|g)[^>]* fill="#f{3,6}" stroke|<rect[^>]* fill="#f{3,6}"', path.read_text()), (
+            path
+        )
 
 
 def test_code_fits_on_page() -> None:

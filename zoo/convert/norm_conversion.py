@@ -231,7 +231,7 @@ class _Planner:
             raise _UnsafeError(f"the forward pass calls it {len(calls)} times, not once", NOT_ONCE)
         (node,) = calls
         if isinstance(norm, ABN):
-            plan = NormPlan(name, norm, norm.activation, norm.activation_param, getattr(norm, "inplace", True))
+            plan = NormPlan(name, norm, *norm.checked_activation(), getattr(norm, "inplace", True))
             plan.follower = norm._modules.get("act")
         elif _has_activation(norm):
             plan = self._plan_own_activation(name, norm, node)
@@ -251,7 +251,8 @@ class _Planner:
         if isinstance(norm, nn.SyncBatchNorm) and self.kind != "sync":
             raise _UnsafeError("it uses the statistics of all processes", SYNCHRONIZED)
         if (
-            type(norm) not in (*PLAIN_NORMS, *NORM_CLASSES.values())
+            type(norm) not in PLAIN_NORMS
+            and not (isinstance(norm, ABN) and type(norm).forward in (ABN.forward, InPlaceABN.forward))
             and type(norm).__name__ not in NORMS_WITH_ACTIVATION
         ):
             raise _UnsafeError(f"it is a subclass of {type(norm).__bases__[0].__name__} of unknown behavior", SUBCLASS)

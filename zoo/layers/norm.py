@@ -50,6 +50,8 @@ class ABN(NormBase):
     """
 
     activations: tuple[str, ...] = (*INVERTIBLE_ACTIVATIONS, "relu")
+    frozen = False
+    statistics_paused = False  # True during a recomputation, which is not a new batch
 
     def __init__(
         self,
@@ -63,20 +65,23 @@ class ABN(NormBase):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        check_activation(activation, activation_param, self.activations)
         super().__init__(num_features, eps, momentum, affine, track_running_stats, device=device, dtype=dtype)
         self.activation = activation
         self.activation_param = activation_param
-        self.frozen = False
-        self.statistics_paused = False  # True during a recomputation, which is not a new batch
+        self.checked_activation()
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the normalized and activated x, of the same shape and dtype."""
         return call_norm(self, x)
 
+    def checked_activation(self) -> tuple[str, float]:
+        """Return name and parameter of the activation; raises ValueError if the layer does not support it."""
+        check_activation(self.activation, self.activation_param, self.activations)
+        return self.activation, self.activation_param
+
     def compute(self, x: Tensor) -> Tensor:
         """Implement `forward`, which torch.fx does not trace into."""
-        check_activation(self.activation, self.activation_param, self.activations)
+        activation = self.checked_activation()
         check_input(x, [self.weight, self.running_mean])
         mean, var, momentum = self.running_mean, self.running_var, 0.0
         tracked = mean is not None and var is not None
@@ -86,22 +91,22 @@ class ABN(NormBase):
         if self.training and tracked and not self.statistics_paused:
             current = next_momentum(self.momentum, self.num_batches_tracked, self.get_buffer("running_mean").dtype)
             if isinstance(current, Tensor):
-                return self._cumulative(x, current)
+                return activate_(self._cumulative(x, current), *activation)
             momentum = current
         elif mean is not None and var is not None:
             # Backward needs these vectors; later batches update the layer's own in place.
             mean, var = mean.clone(), var.clone()
         z = F.batch_norm(x, mean, var, self.weight, self.bias, use_batch, momentum, self.eps)
-        return activate_(z, self.activation, self.activation_param)
+        return activate_(z, *activation)
 
     def _cumulative(self, x: Tensor, momentum: Tensor) -> Tensor:
-        """Return the output in training for a momentum that is a tensor."""
+        """Return the normalized x in training for a momentum that is a tensor."""
         mean, var = torch.zeros_like(self.get_buffer("running_mean")), torch.ones_like(self.get_buffer("running_var"))
         z = F.batch_norm(x, mean, var, self.weight, self.bias, True, 1.0, self.eps)  # sets mean and var
         with torch.no_grad():
             self.get_buffer("running_mean").lerp_(mean, momentum)
             self.get_buffer("running_var").lerp_(var, momentum)
-        return activate_(z, self.activation, self.activation_param)
+        return z
 
     def train(self, mode: bool = True) -> ABN:
         """Set training mode; a frozen layer stays in evaluation mode."""

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import io
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 from random import Random
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -17,6 +20,7 @@ from torch import Tensor
 from tests.data.sample_images import random_image
 from zoo.config.parse import parse_experiment
 from zoo.data.reading import Unreadable, read_bytes
+from zoo.data.transforms import pixels
 from zoo.data.transforms.classification import TrainTransform, ValTransform, prepare, random_box
 from zoo.data.transforms.pixels import Box, PILPixels, open_pixels
 
@@ -33,6 +37,21 @@ def _pil(encoded: bytes) -> Tensor:
     return torch.from_numpy(np.array(Image.open(io.BytesIO(encoded)).convert("RGB"))).permute(2, 0, 1)
 
 
+@pytest.fixture(params=["torchvision", "torchcodec", "neither"])
+def decoder(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The package that decodes JPEG files."""
+    if request.param != "torchvision":
+        monkeypatch.setattr(torch.ops, "image", SimpleNamespace())
+    if request.param == "torchcodec":
+        pytest.importorskip("torchcodec.decoders", exc_type=ImportError)
+    if request.param == "neither":
+        monkeypatch.setitem(sys.modules, "torchcodec.decoders", None)
+    pixels._jpeg_decoder.cache_clear()
+    yield
+    pixels._jpeg_decoder.cache_clear()
+
+
+@pytest.mark.usefixtures("decoder")
 @pytest.mark.parametrize(
     ("mode", "options"),
     [
@@ -69,6 +88,7 @@ def _as_image(tensor: Tensor) -> Image.Image:
     return Image.fromarray(tensor.permute(1, 2, 0).contiguous().numpy())
 
 
+@pytest.mark.usefixtures("decoder")
 def test_whole_input_pipeline_is_bit_identical() -> None:
     settings = parse_experiment({"input": {"crop_train": 24, "color_jitter_train": True, "lighting_train": True}}, "x")
     encoded = _encoded(random_image(0, width=40, height=33))
@@ -94,6 +114,7 @@ def test_exif_orientation_is_not_applied(orientation: int) -> None:
     assert torch.equal(open_pixels(noted, "a.jpg").part(box).tensor(), _pil(plain)[:, 8:38, 16:56])
 
 
+@pytest.mark.usefixtures("decoder")
 def test_damaged_files_are_named() -> None:
     encoded = _encoded(random_image(0, width=75, height=53))
     for damaged in (encoded[:60], encoded[: len(encoded) // 2], b"\xff\xd8\xff", b""):

@@ -1,17 +1,20 @@
 """From the bytes of an image file to a crop, with the bits of PIL, which the published scores were measured with.
 
-torchvision decodes JPEG files with the same library, and `zoo.ops.resample` resizes as PIL does, both faster.
+torchvision and TorchCodec decode JPEG files with the same library, and `zoo.ops.resample` resizes as PIL does, both
+faster.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import cache
+from importlib import import_module
 from typing import NamedTuple
 
 import numpy as np
 import torch
 from PIL import Image, ImageFile, JpegImagePlugin
 from torch import Tensor
-from torchvision import io as tvio
 from torchvision.transforms import InterpolationMode
 from torchvision.transforms import functional as tvF
 
@@ -19,9 +22,7 @@ from zoo.config.limits import Interpolation
 from zoo.data.reading import decode_as, load_rgb
 from zoo.ops.resample import resize_image
 
-# The operator behind torchvision.io.decode_jpeg, which is deprecated and warns. Without it, PIL decodes all files into
-# the same pixels.
-_JPEG_OPERATOR = getattr(torch.ops.image, "decode_jpeg", None)
+RGB = 3  # torchvision.io.ImageReadMode.RGB, which is deprecated with the functions that take it
 PIL_FILTERS = {"bilinear": Image.Resampling.BILINEAR, "bicubic": Image.Resampling.BICUBIC}
 
 
@@ -37,21 +38,37 @@ class Box(NamedTuple):
 def open_pixels(encoded: bytes, name: str) -> Pixels:
     """Return an encoded image in RGB.
 
-    torchvision decodes JPEG files of one or three components; PIL decodes all other files. Raises
-    `zoo.data.reading.Unreadable` with the file's ``name``.
+    `_jpeg_decoder` decodes JPEG files of one or three components; PIL decodes all other files into the same pixels.
+    Raises `zoo.data.reading.Unreadable` with the file's ``name``.
     """
 
     def decode(image: ImageFile.ImageFile) -> Pixels:
         is_plain = isinstance(image, JpegImagePlugin.JpegImageFile) and image.mode in ("L", "RGB")
-        if not is_plain or _JPEG_OPERATOR is None:
+        decode_jpeg = _jpeg_decoder() if is_plain else None
+        if decode_jpeg is None:
             return PILPixels(load_rgb(image))
         try:
-            content = torch.frombuffer(bytearray(encoded), dtype=torch.uint8)
-            return TensorPixels(_JPEG_OPERATOR(content, tvio.ImageReadMode.RGB.value, False))
+            return TensorPixels(decode_jpeg(torch.frombuffer(bytearray(encoded), dtype=torch.uint8)))
         except RuntimeError as error:  # "decode_jpeg, FILE:LINE, what is wrong"
             raise ValueError(str(error).rpartition(", ")[2]) from error
 
     return decode_as(encoded, name, decode, "an image")
+
+
+@cache
+def _jpeg_decoder() -> Callable[[Tensor], Tensor] | None:
+    """Return a function from the bytes of a JPEG file to its (3, H, W) uint8 pixels; None if no package has one.
+
+    torchvision's operator, as long as it exists, takes the same time as the function of TorchCodec that succeeds it.
+    """
+    operator = getattr(torch.ops.image, "decode_jpeg", None)
+    if operator is not None:
+        return lambda content: operator(content, RGB, False)
+    try:
+        decode_jpeg: Callable[[Tensor], Tensor] = import_module("torchcodec.decoders").decode_jpeg
+    except (ImportError, AttributeError, OSError, RuntimeError):  # missing, too old, or built for another torch
+        return None
+    return decode_jpeg
 
 
 class PILPixels:

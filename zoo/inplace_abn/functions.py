@@ -1,0 +1,76 @@
+"""The norm as a function, and the names of activations of releases 0.x.
+
+Tested by tests/inplace_abn/test_init.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor
+
+from zoo import layers
+
+ACT_RELU = "relu"
+ACT_LEAKY_RELU = "leaky_relu"
+ACT_ELU = "elu"
+ACT_NONE = "none"
+
+
+def inplace_abn(
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    training: bool = True,
+    momentum: float = 0.1,
+    eps: float = 1e-5,
+    activation: str = ACT_LEAKY_RELU,
+    activation_param: float = 0.01,
+) -> Tensor:
+    """Return the result of `zoo.layers.inplace_abn`; "none" is "identity", and leaky_relu with slope 0 is ReLU."""
+
+    def norm(each: tuple[str, float]) -> Tensor:
+        return layers.inplace_abn(x, weight, bias, running_mean, running_var, training, momentum, eps, *each)
+
+    return normalize_and_activate(norm, (activation, activation_param))
+
+
+def inplace_abn_sync(
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    training: bool = True,
+    momentum: float = 0.1,
+    eps: float = 1e-5,
+    activation: str = ACT_LEAKY_RELU,
+    activation_param: float = 0.01,
+    group: dist.ProcessGroup | None = None,
+) -> Tensor:
+    """Return the result of `zoo.layers.inplace_abn_sync`, for the activations of `inplace_abn`."""
+
+    def norm(each: tuple[str, float]) -> Tensor:
+        vectors = weight, bias, running_mean, running_var
+        return layers.inplace_abn_sync(x, *vectors, training, momentum, eps, *each, group)
+
+    return normalize_and_activate(norm, (activation, activation_param))
+
+
+def renamed(activation: str, activation_param: float) -> tuple[str, float] | None:
+    """Return name and parameter of an activation in `zoo.layers`; None if they are the same."""
+    if activation == ACT_NONE:
+        return "identity", activation_param
+    return (ACT_RELU, 0.0) if activation == ACT_LEAKY_RELU and activation_param == 0 else None
+
+
+def normalize_and_activate(norm: Callable[[tuple[str, float]], Tensor], activation: tuple[str, float]) -> Tensor:
+    """Return norm(activation), renamed; ReLU, which has no inverse, follows the norm in a new tensor."""
+    other = renamed(*activation)
+    if other and other[0] == ACT_RELU:
+        return F.relu(norm(("identity", 0.0)))
+    return norm(other or activation)

@@ -1,0 +1,8 @@
+"""Process groups of the processes that take part in a step.
+
+Tested by tests/inplace_abn/test_sync.py.
+"""
+
+from zoo.layers import active_group, set_active_group
+
+__all__ = ["active_group", "set_active_group"]
