@@ -24,6 +24,7 @@ PAGES = {
     **{f"experiments/{path.name}": f"experiments/{path.name}" for path in REPOSITORY.glob("experiments/*.json")},
 }
 REPOSITORY_PATHS = {page: path for path, page in PAGES.items()}
+UNSEARCHED = ("results/", "tests/")  # their words would hide the pages that explain them
 LINK = re.compile(r"(!?)\[((?:[^][]|\[[^][]*\])*)\]\(([^)\s]+)\)")
 
 
@@ -35,10 +36,15 @@ def on_files(files: Files, config: Any) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Any, files: Files, **_: Any) -> str:
-    """Let relative links of the repository lead to pages of the site; links to other files become their texts."""
+    """Let relative links of the repository lead to pages of the site, under the names of the pages.
+
+    Links to other files become their texts.
+    """
     source = page.file.src_uri
-    if source.startswith("results/"):
-        page.meta["search"] = {"exclude": True}  # the words of measurements would hide the pages that explain them
+    if source.startswith(UNSEARCHED):
+        page.meta["search"] = {"exclude": True}
+    page.meta["title"] = title_of(source)
+    markdown = re.sub(r"\A# .*", f"# {title_of(source)}", markdown)  # text forms of one kind have the same heading
     folder = posixpath.dirname(REPOSITORY_PATHS.get(source, f"docs/{source}"))
 
     def replace(match: re.Match[str]) -> str:
@@ -51,11 +57,21 @@ def on_page_markdown(markdown: str, page: Any, files: Files, **_: Any) -> str:
         if not found:
             assert (REPOSITORY / path).exists(), f"{source} links to {path}, which is not there"
             return text
+        if text.strip("`").endswith(".md"):
+            text = title_of(found)
         relative = posixpath.relpath(found, posixpath.dirname(source) or ".")
         return f"{mark}[{text}]({relative}{'#' + anchor if anchor else ''})"
 
     parts = re.split(r"(^```.*?^```$)", markdown, flags=re.MULTILINE | re.DOTALL)
     return "".join(part if part.startswith("```") else LINK.sub(replace, part) for part in parts)
+
+
+def title_of(page: str) -> str:
+    """Return the name of a page in its title and in links: its heading, or the name of its result file."""
+    if page.startswith("results/") and page != "results/README.md":
+        return posixpath.basename(page).removesuffix(".md")
+    text = (REPOSITORY / REPOSITORY_PATHS.get(page, f"docs/{page}")).read_text(encoding="utf-8")
+    return re.search("^# (.+)$", text, re.MULTILINE)[1]  # type: ignore[index]
 
 
 class ListsAfterText(griffe.Extension):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ import pytest
 import torch
 from torch import nn
 
-from zoo.benchmark import layer, memory_prediction, model, plot_style, strategies
+from zoo.benchmark import layer, memory_prediction, model, strategies
 from zoo.benchmark.model import measure_strategies
 from zoo.benchmark.network_setup import Setup, room_for_compilations
 from zoo.benchmark.results import Case, Results, markdown
@@ -333,15 +332,10 @@ def test_plot_is_png() -> None:
     assert model.draw_strategies(front()).startswith(b"\x89PNG\r\n")
 
 
-def test_strategies_are_points_and_budgets_are_curve() -> None:
-    lines = {line.label: line for line in model.lines_of(front(), "net", "peak")}
-    assert {"std-BN", "iABN checkpointed", "RevNet, iABN", "compiled iABN"} <= lines.keys()
-    assert len(lines["compiled iABN"].x) == len(lines["compiled std-BN, lean rule"].x) == 3
-    assert {len(line.x) for label, line in lines.items() if not label.startswith("compiled")} == {1}
-    assert "without a time" not in lines
-
-
-def test_without_matplotlib_error_names_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
-    with pytest.raises(ConfigError, match="--no-plot"):
-        plot_style.check_matplotlib()
+def test_strategies_are_named_points_of_their_kinds() -> None:
+    names = {line.label: list(line.names or ()) for line in model.lines_of(front(), "net", "peak")}
+    assert names.keys() == {"std-BN", "iABN", "RevNet", "compiled std-BN", "compiled iABN"}
+    assert names["compiled iABN"] == [f"compiled iABN, budget {budget}" for budget in ("0.2", "0.5", "1")]
+    assert "compiled std-BN, lean rule, budget 0.5" in names["compiled std-BN"]
+    assert {"std-BN", "std-BN checkpointed"} <= set(names["std-BN"])
+    assert "without a time" not in {name for each in names.values() for name in each}

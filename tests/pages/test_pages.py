@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import torch
 import torchvision
+from PIL import Image
 
 from tests.data.sample_images import make_folder
 from tests.pages import tables
@@ -235,6 +236,27 @@ def test_walks_count_their_files() -> None:
     for heading, text in walks:
         files = {found.partition(": ")[0] for found in re.findall(r"`((?:zoo|scripts)/[^`\n]*\.py[^`\n]*)`", text)}
         assert f"({len(files)} files)" in heading, sorted(files)
+
+
+def test_pictures_can_be_shown_on_white_and_on_dark_pages() -> None:
+    plots = [*(ROOT / "docs").rglob("*.png")]
+    assert plots
+    for path in plots:
+        with Image.open(path) as image:
+            assert image.convert("RGBA").getpixel((0, 0))[3] == 0, path  # type: ignore[index]
+    drawings = [*(ROOT / "docs").rglob("*.svg"), *(ROOT / "csrc").glob("*.svg")]
+    assert len(drawings) >= 4
+    for path in drawings:
+        assert not re.findall(r'<(?:rect|g)[^>]* fill="#f{3,6}" stroke|<rect[^>]* fill="#f{3,6}"', path.read_text()), (
+            path
+        )
+
+
+def test_code_fits_on_page() -> None:
+    """The site shows 120 characters without a scroll bar (docs/site.css)."""
+    for page, text in TEXTS.items():
+        blocks = re.findall(r"^```.*?\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+        assert not [line for block in blocks for line in block.splitlines() if len(line) > 120], page
 
 
 def test_rooms_are_described_in_import_order() -> None:

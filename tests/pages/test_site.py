@@ -17,9 +17,9 @@ from tests.pages.tables import ROOT
 REFERENCE = "\n".join(path.read_text() for path in sorted((ROOT / "docs" / "reference").glob("*.md")))
 #: Pages -> words that readers search for, as the index splits them.
 SEARCHED = {
-    "troubleshooting/": ("Data", "Parallel", "ONNX"),
-    "scoring-and-weights/": ("ten", "crops", "ONNX"),
-    "training/": ("resume",),
+    "troubleshooting.html": ("DataParallel", "ONNX"),
+    "scoring-and-weights.html": ("ten", "crops", "ONNX"),
+    "training.html": ("resume",),
 }
 DOCUMENTED = re.findall(r"^::: (zoo[\w.]*)$", REFERENCE, re.MULTILINE)
 
@@ -59,9 +59,35 @@ def test_site_builds_without_warning(tmp_path: Path) -> None:
         tokens = {word.lower() for word in re.split(index["config"]["separator"], text) if word}
         assert {word.lower() for word in words} <= tokens, page
     found = {each["location"] for each in index["docs"]}
-    assert "lean/" in found
-    assert not [each for each in found if each.startswith("results/")]
+    assert "lean.html" in found
+    assert not [each for each in found if each.startswith(("results/", "tests/"))]
     home = (tmp_path / "index.html").read_text()
-    assert 'href="lean/#zoocheck"' in home
+    assert 'href="lean.html#zoocheck"' in home
     assert not re.search(r'href="[^"]*\.md[#"]', home)
-    assert "<li><code>budget</code>: " in (tmp_path / "reference" / "lean" / "index.html").read_text()
+    assert "<li><code>budget</code>: " in (tmp_path / "reference" / "lean.html").read_text()
+    check_names_of_pages(tmp_path)
+    check_site_needs_no_server(tmp_path)
+
+
+def check_names_of_pages(site: Path) -> None:
+    """The menu has the headings of the pages, and no link has the name of a file."""
+    menu = re.findall(r'<a href="([^"#]+\.html)" class="md-nav__link">\s*<span class="md-ellipsis">\s*([^<]*?)\s*<',
+                      (site / "index.html").read_text())  # fmt: skip
+    assert len(menu) > 30
+    headings = {page: re.search(r"<h1[^>]*>(.*?)<a class", (site / page).read_text()) for page, _ in menu}
+    assert {page: found and found[1] for page, found in headings.items()} == dict(menu)
+    assert re.search(r"<h1[^>]*>layer_cpu<", (site / "results" / "layer_cpu.html").read_text())
+    for path in site.rglob("*.html"):
+        names = re.findall(r'<a href="[^":]*">(?:<code>)?([^<]*\.md)<', path.read_text())
+        assert not names, path
+
+
+def check_site_needs_no_server(site: Path) -> None:
+    """Opened from a folder, links need files instead of folders, and the search needs a script."""
+    assert (site / "search" / "search_index.js").is_file()
+    assert (site / "iframe-worker.js").is_file()
+    for path in set(site.rglob("*.html")) - {site / "404.html"}:
+        text = path.read_text()
+        assert re.search(r'<script src="(\.\./)*iframe-worker\.js"', text), path
+        links = re.findall(r'<(?:a|link|script|img)[^>]* (?:href|src)="([^":#]+)[#"]', text)
+        assert not [link for link in links if not (path.parent / link).is_file()], path

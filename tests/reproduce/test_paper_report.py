@@ -10,6 +10,7 @@ import pytest
 from tests.reproduce.scoreboards import ENVIRONMENT, found, number, publish, section
 from zoo.benchmark.plot_style import Line, Panel
 from zoo.errors import ConfigError
+from zoo.reproduce import paper_report
 from zoo.reproduce.comparison import Comparison, ReportSection
 from zoo.reproduce.paper_report import read_report, write_report
 from zoo.reproduce.papers import PAPERS
@@ -31,7 +32,13 @@ def test_reports_hold_all_comparisons_and_have_plot(tmp_path: Path, monkeypatch:
     missing = Comparison("error", None, two, pending="`zoo train x`")
     plain = ReportSection("two", "Table 2", [missing], environment=ENVIRONMENT)
     header = {"benchmark": "revnet", "command": "zoo reproduce", "environment": ENVIRONMENT}
+    titles: list[str] = []
+    draw = paper_report.draw_panels
+    monkeypatch.setattr(
+        paper_report, "draw_panels", lambda title, panels: [titles.append(title), draw(title, panels)][1]
+    )
     write_report(tmp_path, header, [first, plain], with_plots=True)
+    assert titles == [f"Table 1\n{PAPERS['revnet'].title}"]
     assert read_report(tmp_path, "revnet") == [first, plain]
     content = json.loads((tmp_path / "revnet.json").read_text())
     bytes_, error = (each["figures"][0] for each in content["sections"])

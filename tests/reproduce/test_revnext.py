@@ -172,7 +172,7 @@ def test_figure_12_run_is_compared_with_published_accuracy(tmp_path: Path) -> No
         assert rows[key].measured == 90.0
         assert rows[key].verdict.state == "underpowered", "of 500 images"
     assert rows["figure12/hybrid_run2_1-2/reconstructed"].measured is None
-    panel = next(panel for panel in section.panels if panel.title == "hybrid, run")
+    panel = next(panel for panel in section.panels if panel.title == "hybrid networks, the authors' log")
     curves = {line.label: dict(zip(line.x, line.y, strict=True)) for line in panel.lines}
     assert curves["here, stored"] == {3: 90.0}
     assert curves["authors, stored"] == {2: 92.19, 3: 92.55, 4: 92.66, 5: 92.65, 6: 92.89, 7: 92.46}

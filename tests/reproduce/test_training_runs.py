@@ -84,7 +84,7 @@ def test_committed_curves_can_be_drawn(name: str, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     runs = read_runs([RESULTS / f"{name}.json"], [*EXPERIMENTS, *REVNEXT_EXPERIMENTS])
     assert len(runs) == len(json.loads((RESULTS / f"{name}.json").read_text())["runs"])
-    draw_runs(tmp_path, "x", runs)
+    draw_runs(tmp_path, "x", "title", runs)
     assert (tmp_path / "x_runs.png").read_bytes().startswith(b"\x89PNG")
 
 

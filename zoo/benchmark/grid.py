@@ -79,10 +79,10 @@ def draw_errors(stem: Path, content: dict[str, Any], steps: int) -> None:
         # Grids without an error share a line.
         exact = [name for name in errors if not any(errors[name])]
         shown = {name: values for name, values in errors.items() if any(values)}
-        shown |= {", ".join(exact): errors[exact[0]]} if exact else {}
+        shown |= {f"{', '.join(exact)}: exactly 0": errors[exact[0]]} if exact else {}
         lines = [Line(name, range(1, len(values) + 1), values) for name, values in shown.items()]
-        panels.append(Panel(subject, "block, input to output", "relative error", lines))
-    title = f"error of reconstructed activations in step {steps}"
+        panels.append(Panel(subject, "block, from input to output", "relative error of activations", lines))
+    title = f"Reversible networks: error of reconstructed activations in training step {steps}"
     write_bytes(stem.with_name(stem.name + ".png"), draw_panels(title, panels))
 
 

@@ -5,6 +5,7 @@ Tested by tests/benchmark/test_benchmark.py.
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -89,29 +90,33 @@ def draw_strategies(content: dict[str, Any]) -> bytes:
     """Return a PNG plot of a benchmark's JSON ``content``, with panels for peak and held memory of each network."""
     panels = [
         Panel(
-            subject, f"time of a step / {BASELINE}", f"{metric} bytes / {BASELINE}", lines_of(content, subject, metric)
+            subject, f"step time / step time of {BASELINE}", f"{what} / {BASELINE}", lines_of(content, subject, metric)
         )
         for subject in dict.fromkeys(record["subject"] for record in content["records"])
-        for metric in ("peak", "held")
+        for metric, what in (("peak", "peak memory of a step"), ("held", "bytes held for backward"))
     ]
     record, machine, threads = content["records"][0], content["machine"], content["settings"]["threads"]
+    torch_version = content["versions"]["torch"]
     case = ["x".join(map(str, record["shape"])), record["dtype"], record["layout"]]
     place = [machine["cpu"], f"device {machine['device']}", counted(threads, "thread")]
-    return draw_panels(f"{', '.join(case)}\n{', '.join(place)}, torch {content['versions']['torch']}", panels)
+    return draw_panels(
+        f"Time and memory of a training step, {', '.join(case)}\n{', '.join(place)}, torch {torch_version}",
+        panels,
+    )
 
 
 def lines_of(content: dict[str, Any], subject: str, metric: str) -> list[Line]:
-    """Return the strategies of a network with a step time and the ratio of the ``metric``.
-
-    A strategy is a point; the budgets of a compiled network are the points of one curve.
-    """
+    """Return the strategies of a network with a step time and the ratio of the ``metric``, as points of their kinds."""
     values: dict[str, dict[str, float]] = {}
     for record in content["records"]:
         if record["subject"] == subject:
             values.setdefault(record["provider"], {})[record["metric"]] = record["median"]
-    points: dict[str, list[tuple[float, float]]] = {}
+    kinds: dict[str, list[str]] = {}
     for provider, medians in values.items():
         if {"step ratio", f"{metric} ratio"} <= medians.keys():
-            name = provider.rpartition(" ")[0] if provider.startswith("compiled ") else provider
-            points.setdefault(name, []).append((medians["step ratio"], medians[f"{metric} ratio"]))
-    return [Line(name, [x for x, _ in of_name], [y for _, y in of_name]) for name, of_name in points.items()]
+            kinds.setdefault(re.match(r"(compiled )?[^ ,]+", provider)[0], []).append(provider)  # type: ignore[index]
+    return [
+        Line(kind, [values[name]["step ratio"] for name in names], [values[name][f"{metric} ratio"] for name in names],
+             names=[re.sub(r"^(compiled .*) ([\d.]+)$", r"\1, budget \2", name) for name in names])
+        for kind, names in kinds.items()
+    ]  # fmt: skip

@@ -1,6 +1,6 @@
 """Plots with matplotlib: panels with curves in one style.
 
-Tested by tests/reproduce/test_paper_report.py.
+Tested by tests/benchmark/test_plot_style.py.
 """
 
 from __future__ import annotations
@@ -9,21 +9,34 @@ import io
 import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import cycle
 from typing import TYPE_CHECKING
 
 from zoo.errors import ConfigError
+from zoo.remat.report.memory_plot import BLUE, GRAY, ORANGE, STYLE
 
 if TYPE_CHECKING:
+    from matplotlib.artist import Artist
     from matplotlib.axes import Axes
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
 
-# Okabe and Ito's palette, which color-blind readers can distinguish; markers distinguish curves without colors.
-COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#000000", "#E69F00", "#56B4E9")
-MARKERS = "os^vDxP*"  # one more than colors, which repeat with other markers
-LINE_STYLES = ("-", "--", ":", "-.")
-WIDTH, HEIGHT, LEGEND_LINE = 5.0, 3.8, 0.17  # inches of a panel, and of a line of its legend
-TITLE_CHARACTERS = 12  # per inch
-TITLE_SIZE, LABEL_SIZE = 10, 8  # points
+# Colors that can be read on white and on dark pages. They are equally bright, so markers distinguish curves, too.
+COLORS = (BLUE, ORANGE, "#0E8F66", "#C8609F", "#8A6BD8", "#97770A", "#178A9A")
+MARKERS = "os^vDXP"
+LINE_STYLES = ("-", ":", "-.")  # of the curves beyond the number of colors
+WIDTH = 7.0  # inches of a plot; a page shows an inch in about 100 pixels
+HEIGHT, POINTS_HEIGHT = 2.6, 3.4  # inches of a panel, and of one with names at its points
+LEGEND_LINE, TITLE_LINE = 0.19, 0.2  # inches
+TITLE_CHARACTERS = 100  # per line
+MARKED_POINTS = 12  # of a curve, at most
+LONG_LABEL = 40  # characters, for which a legend has one column
+# Places of a name in points from its point: beside it, above, below, and further away, where a line leads to it.
+OFFSETS = [
+    (x * distance, y * distance)
+    for distance in range(6, 80, 6)
+    for x, y in ((1, 0), (-1, 0), (0, 1), (0, -1), (1, 1), (-1, 1), (1, -1), (-1, -1))
+]
+NEAR = 12  # points within which no line is needed
 
 
 @dataclass(frozen=True)
@@ -31,17 +44,17 @@ class Line:
     """A curve of a panel.
 
     Args:
-    - `label`: entry of the legend.
-    - `x`, `y`: coordinates; a single point is drawn as a marker.
+    - `label`: entry of the legend; curves of the same label share color, marker and entry.
+    - `x`, `y`: coordinates.
     - `is_theory`: the curve follows from a formula, not from a measurement.
-    - `group`: curves of the same group share color and marker; "" for its own group.
+    - `names`: of the points, which are then not connected; they replace the legend.
     """
 
     label: str
     x: Sequence[float]
     y: Sequence[float]
     is_theory: bool = False
-    group: str = ""
+    names: Sequence[str] | None = None
 
 
 @dataclass(frozen=True)
@@ -57,19 +70,37 @@ class Panel:
 
 
 def draw_panels(title: str, panels: Sequence[Panel]) -> bytes:
-    """Return a PNG plot of the ``panels`` (at least one) in at most two columns."""
+    """Return a transparent PNG plot of the ``panels`` (at least one) in at most two columns, with one legend."""
+    from matplotlib import rc_context
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    columns = min(2, len(panels))
+    title = "\n".join(textwrap.fill(line, TITLE_CHARACTERS) for line in title.splitlines())
+    labels = list(dict.fromkeys(line.label for panel in panels for line in panel.lines if not line.is_theory))
+    have_names = any(line.names is not None for panel in panels for line in panel.lines)
+    columns = 1 if have_names else min(2, len(panels))
     rows = -(-len(panels) // columns)
-    height = HEIGHT + LEGEND_LINE * max(len(panel.lines) for panel in panels)
-    figure = Figure(figsize=(WIDTH * columns, height * rows), dpi=100, layout="constrained")
-    lines = [textwrap.fill(line, int(TITLE_CHARACTERS * WIDTH * columns)) for line in title.splitlines()]
-    figure.suptitle("\n".join(lines), fontsize=TITLE_SIZE, parse_math=False)
-    for place, panel in enumerate(panels, start=1):
-        _draw(figure.add_subplot(rows, columns, place), panel)
-    file = io.BytesIO()
-    figure.savefig(file, format="png")
+    height = rows * (POINTS_HEIGHT if have_names else HEIGHT if columns == 2 else HEIGHT + 0.6)
+    legend_columns = 1 if max(map(len, labels)) > LONG_LABEL else 2
+    height += TITLE_LINE * len(title.splitlines()) + LEGEND_LINE * (len(labels) + 1) / legend_columns
+    with rc_context(STYLE):
+        figure = Figure((WIDTH, height), layout="constrained")
+        canvas = FigureCanvasAgg(figure)
+        figure.suptitle(title, parse_math=False)
+        entries: dict[str, Artist] = {}
+        for place, panel in enumerate(panels, start=1):
+            _draw(figure.add_subplot(rows, columns, place), panel, labels, entries)
+        entries = {label: entries[label] for label in (*labels, *entries)}  # laws last
+        if have_names:
+            _add_names(figure, canvas, panels, labels)
+        elif len(panels) < rows * columns:
+            free = figure.add_subplot(rows, columns, rows * columns)
+            free.axis("off")
+            free.legend(entries.values(), entries, loc="center")
+        else:
+            figure.legend(entries.values(), entries, loc="outside lower center", ncols=legend_columns)
+        file = io.BytesIO()
+        figure.savefig(file, format="png")
     return file.getvalue()
 
 
@@ -82,27 +113,83 @@ def check_matplotlib() -> None:
         raise ConfigError(f"the plot needs matplotlib: {how}") from error
 
 
-def _draw(axes: Axes, panel: Panel) -> None:
-    """Draw the curves of a panel: color and marker by their group, the dash pattern by their place in the group.
+def color_of(label: str, labels: Sequence[str]) -> str:
+    """Return the color of the curves with a label among all ``labels`` of a plot."""
+    return COLORS[labels.index(label) % len(COLORS)]
 
-    Next to a theoretical curve, measurements are markers without a line.
+
+def _draw(axes: Axes, panel: Panel, labels: Sequence[str], entries: dict[str, Artist]) -> None:
+    """Draw the curves of a panel, and add their labels to the ``entries`` of the legend.
+
+    Next to a theoretical curve, measurements are open markers, which grow so that equal values remain visible. A curve
+    that covers an earlier one is dashed for the same reason.
     """
-    styles = ["none"] if any(line.is_theory for line in panel.lines) else LINE_STYLES
-    groups: dict[str, list[Line]] = {}
-    for line in panel.lines:
-        groups.setdefault(line.group or line.label, []).append(line)
-    for lines, color, marker in zip(groups.values(), cycle(COLORS), cycle(MARKERS), strict=False):
-        for line, style in zip(lines, cycle(styles), strict=False):
-            if line.is_theory:
-                axes.plot(line.x, line.y, label=line.label, color="0.45", linewidth=1)
-            else:
-                axes.plot(line.x, line.y, label=line.label, color=color, marker=marker, markersize=4, linestyle=style)
-    axes.set_title(panel.title, fontsize=TITLE_SIZE)
-    axes.set_xlabel(panel.x_label, fontsize=LABEL_SIZE)
-    axes.set_ylabel(panel.y_label, fontsize=LABEL_SIZE)
+    from matplotlib.ticker import MaxNLocator
+
+    have_theory = any(line.is_theory for line in panel.lines)
+    drawn: set[tuple[float, ...]] = set()
+    for number, line in enumerate(panel.lines):
+        if line.is_theory:
+            (curve,) = axes.plot(line.x, line.y, color=GRAY, linewidth=1)
+            entries.setdefault(line.label, curve)
+            continue
+        index = labels.index(line.label)
+        style = LINE_STYLES[index // len(COLORS) % len(LINE_STYLES)]
+        values = (*line.x, *line.y)
+        covers = values in drawn
+        drawn.add(values)
+        (curve,) = axes.plot(
+            line.x, line.y,
+            color=color_of(line.label, labels),
+            linestyle="none" if have_theory or line.names else (0, (3, 3)) if covers else style,
+            linewidth=1.3,
+            marker=MARKERS[index % len(MARKERS)],
+            markersize=4 + 2.5 * number if have_theory else 4,
+            markevery=None if have_theory else -(-len(line.x) // MARKED_POINTS),
+            fillstyle="none" if have_theory else "full",
+        )  # fmt: skip
+        entries.setdefault(line.label, curve)
+    axes.set_title(panel.title)
+    axes.set_xlabel(panel.x_label)
+    axes.set_ylabel(panel.y_label)
     axes.set_xscale("log" if panel.x_log else "linear")
     axes.set_yscale("log" if panel.y_log else "linear")
-    axes.tick_params(labelsize=LABEL_SIZE)
-    axes.grid(color="0.9")
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.14), fontsize=LABEL_SIZE, frameon=False)
+    if not panel.x_log and all(isinstance(x, int) for line in panel.lines for x in line.x):
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.grid()
+
+
+def _add_names(figure: Figure, canvas: FigureCanvasAgg, panels: Sequence[Panel], labels: Sequence[str]) -> None:
+    """Write the names of points where they cover neither each other nor another point."""
+    from matplotlib.text import Text
+    from matplotlib.transforms import Bbox
+
+    for axes in figure.axes:
+        axes.margins(0.1, 0.15)
+    canvas.draw()
+    figure.set_layout_engine("none")  # otherwise the names would move the axes
+    renderer = canvas.get_renderer()
+    for axes, panel in zip(figure.axes, panels, strict=True):
+        points = [
+            (line, *point) for line in panel.lines for point in zip(line.x, line.y, line.names or (), strict=True)
+        ]
+        places = [axes.transData.transform((x, y)) for _, x, y, _ in points]
+        taken = [Bbox.from_bounds(x - 4, y - 4, 8, 8) for x, y in places]
+        for line, x, y, name in points:
+            for right, up in OFFSETS:
+                has_line = max(abs(right), abs(up)) > NEAR
+                text = axes.annotate(
+                    name, (x, y), (right, up), textcoords="offset points", color=color_of(line.label, labels),
+                    fontsize=8,
+                    ha="left" if right > 0 else "right" if right < 0 else "center",
+                    va="bottom" if up > 0 else "top" if up < 0 else "center",
+                    arrowprops={"arrowstyle": "-", "color": GRAY, "linewidth": 0.5} if has_line else None,
+                )  # fmt: skip
+                text.update_positions(renderer)
+                box = Text.get_window_extent(text, renderer)  # without the line
+                if axes.bbox.contains(*box.min) and axes.bbox.contains(*box.max) and not box.count_overlaps(taken):
+                    break
+                text.remove()
+            else:
+                axes.add_artist(text)
+            taken.append(box)

@@ -25,10 +25,13 @@ logger = logging.getLogger(__name__)
 GPUS = 4
 STRIDE = 8  # of the last map: sides of crops are multiples of it
 REGIMES = ("fixed crop", "fixed batch")  # more crops of the same size; the same number of larger crops
-# The columns of the table: the experiments of its first row, without "_stdbn".
-COLUMNS = (
-    "cityscapes_resnext101", "coco_stuff_resnext101", "cityscapes_wider_resnet38", "coco_stuff_wider_resnet38",
-)  # fmt: skip
+# The columns of the table: the experiments of its first row, without "_stdbn", and their titles in the plot.
+COLUMNS = {
+    "cityscapes_resnext101": "Cityscapes, ResNeXt-101",
+    "coco_stuff_resnext101": "COCO-Stuff, ResNeXt-101",
+    "cityscapes_wider_resnet38": "Cityscapes, WiderResNet-38",
+    "coco_stuff_wider_resnet38": "COCO-Stuff, WiderResNet-38",
+}
 PLAIN_IABN = "iABN plain"  # the networks of 2018
 INPLACE_STRATEGIES = (PLAIN_IABN, "iABN")  # the networks of 2018, and the defaults of this package
 
@@ -90,7 +93,8 @@ def _measure_case(name: str, setup: Setup) -> tuple[list[Comparison], Panel]:
                 comparisons += _compare_largest(name, regime, strategy, setup, *largest)
         batches = sorted({2, setup.batch, batch} - {0})
         lines.append(Line(strategy, batches, [prediction.bytes_for(batch) / 1e9 for batch in batches]))
-    return comparisons, Panel(f"{name}, crops of {setup.size}^2", "crops on a GPU", "GB", lines)
+    title = f"{COLUMNS[name]}, {setup.size} x {setup.size}"
+    return comparisons, Panel(title, "crops per step on a GPU", "predicted memory of a step, GB", lines)
 
 
 def gains_of(name: str, regime: str) -> list[PublishedNumber]:

@@ -15,6 +15,7 @@ from zoo.benchmark.plot_style import Line, Panel, draw_panels
 from zoo.errors import ConfigError
 from zoo.files import write_bytes, write_json
 from zoo.reproduce.comparison import Comparison, ReportSection
+from zoo.reproduce.papers import PAPERS
 from zoo.reproduce.published_numbers import PublishedNumber, published_numbers
 
 
@@ -30,7 +31,7 @@ def write_report(
     write_json(folder / f"{name}.json", content)
     drawn = {plot_name(name, section.key): section for section in sections if section.panels and with_plots}
     for plot, section in drawn.items():
-        write_bytes(folder / plot, draw_panels(section.title, section.panels))
+        write_bytes(folder / plot, draw_panels(f"{section.title}\n{PAPERS[name].title}", section.panels))
     return [f"{name}.json", *drawn]
 
 

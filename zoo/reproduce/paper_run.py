@@ -67,7 +67,7 @@ def reproduce_papers(
         if of_paper and runs:
             written.append(write_runs(out, paper, command_line, of_paper))
             if plots:
-                written.append(draw_runs(out, paper, of_paper))
+                written.append(draw_runs(out, paper, f"Training runs of experiments\n{PAPERS[paper].title}", of_paper))
     for index, measurement in enumerate(measurements, start=1):
         paper = measurement.paper
         logger.info("%s, %s (%d of %d)", paper, measurement.item, index, len(measurements))

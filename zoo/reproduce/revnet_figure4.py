@@ -18,6 +18,7 @@ from zoo.reproduce.published_numbers import published_number
 from zoo.reproduce.training_runs import TrainingRun
 
 CIFAR_EXPERIMENT = "revnet164_cifar10"
+ANGLES = "angle between the gradients from stored and from reconstructed activations"
 LONG_CIFAR_EXPERIMENT = "revnet164_cifar10_longer"  # longer by the published number of epochs, with the angle meter
 
 
@@ -28,7 +29,7 @@ def report_reconstruction(runs: Sequence[TrainingRun]) -> ReportSection:
     metered = [run for run in runs if run.angles and not run.is_stored]
     if metered:
         lines = [_angle_line(run) for run in metered]
-        section.panels.append(Panel("gradients", "training step", "angle, degrees", lines, y_log=True))
+        section.panels.append(Panel(ANGLES, "training step", "angle, degrees", lines, y_log=True))
     section.comparisons.append(_compare_length([run for run in runs if run.experiment == LONG_CIFAR_EXPERIMENT]))
     return section
 

@@ -21,12 +21,12 @@ FLAT, HYBRID = "revnext_flat_cifar10", "revnext_cifar10"
 FLAT_EPOCHS = 40  # hybrids are trained without the epochs past 50, whose learning rate is 0
 DEFAULT_SLOPE = "0.2"  # of the experiments
 RECONSTRUCTED_CHANNELS = 48  # channels of the reconstructing flat networks of the depth study, instead of 32
-# Curves of the figure and of the authors' log, by the beginning of the keys of their points: the label of the x axis.
+# Curves of the figure and of the authors' log, by the beginning of the keys of their points: title and x axis.
 CURVES = {
-    "figure12/flat": "layers",
-    "figure12/flat_slope": "slope",
-    "figure12/hybrid_run": "blocks after the first",
-    "figure12/hybrid_drawn_run": "blocks after the first",
+    "figure12/flat": ("flat networks", "layers"),
+    "figure12/flat_slope": ("flat networks 1-2-2", "slope of the leaky ReLU"),
+    "figure12/hybrid_run": ("hybrid networks, the authors' log", "blocks after the first"),
+    "figure12/hybrid_drawn_run": ("hybrid networks, the authors' plot", "blocks after the first"),
 }
 # Experiments with a short schedule, whose runs are drawn.
 SHORT_EXPERIMENTS = (
@@ -70,11 +70,11 @@ def report_accuracies(runs: Sequence[TrainingRun]) -> ReportSection:
         is_stored = key.endswith("/stored")
         found[key] = compare_runs(name, number, runs, is_stored=is_stored, what=number.quantity)
     section.comparisons += found.values()
-    section.panels += [_beside_authors(prefix, x_label, found) for prefix, x_label in CURVES.items()]
+    section.panels += [_beside_authors(prefix, *labels, found) for prefix, labels in CURVES.items()]
     return section
 
 
-def _beside_authors(prefix: str, x_label: str, found: Mapping[str, Comparison]) -> Panel:
+def _beside_authors(prefix: str, title: str, x_label: str, found: Mapping[str, Comparison]) -> Panel:
     """Return the panel of the curves with this prefix: the authors' accuracies, and those measured here."""
     lines = []
     for kind in ("stored", "reconstructed"):
@@ -86,6 +86,8 @@ def _beside_authors(prefix: str, x_label: str, found: Mapping[str, Comparison]) 
                 authors[x] = comparison.published.number
                 if isinstance(comparison.measured, float):
                     here[x] = comparison.measured
-        lines += [Line(f"{whose}, {kind}", sorted(points), [points[x] for x in sorted(points)], group=f"{whose} {kind}")
+        lines += [Line(f"{whose}, {kind}", sorted(points), [points[x] for x in sorted(points)])
                   for whose, points in (("authors", authors), ("here", here)) if points]  # fmt: skip
-    return Panel(prefix.rpartition("/")[2].replace("_", ", "), x_label, "top-1, %", lines, prefix.endswith("slope"))
+    values = [y for line in lines for y in line.y]
+    y_label = f"top-1, % (a range of {max(values) - min(values):.1f})"  # the axes of the panels differ
+    return Panel(title, x_label, y_label, lines, prefix.endswith("slope"))

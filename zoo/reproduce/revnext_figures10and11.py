@@ -52,6 +52,8 @@ LEVELS_OVER_SLOPES: Mapping[str, tuple[str, dict[str, Any]]] = {
 }
 LOWEST_SLOPE, LOWEST_DEPTH = 0.05, 8  # minimum of the only published curve whose minimum is not its last point
 
+RATIO, SMALLEST_RATIO = "signal / noise, inputs of layers", "smallest signal / noise"
+
 Ratios = list[float]  # infinite if nothing is lost
 
 
@@ -159,7 +161,9 @@ def measure_ratios_over_layers() -> ReportSection:
                 _add(section, f"{_label(label, as_authors)}: {end}", f"figure10/{family}_{end}", values)
             medians = [median(values) for values in zip(*networks, strict=True)]
             lines.append(finite_line(_label(label, as_authors), medians))
-    section.panels.append(Panel(f"slope {SLOPE}", "layer, input to output", "signal / noise", lines, y_log=True))
+    section.panels.append(
+        Panel(f"untrained networks, slope {SLOPE}", "layer, from input to output", RATIO, lines, y_log=True)
+    )
     return section
 
 
@@ -206,14 +210,16 @@ def measure_depths() -> ReportSection:
                 ends["lowest"] = LOWEST_DEPTH
             what, key = f"{family}, slope {slope}, {{}} {unit}", f"figure11/{family}_slope_{slope}"
             lines.append(_measure_curve(section, f"slope {slope}", family, networks, ends, what, key))
-        section.panels.append(Panel(family, unit, "smallest signal / noise", lines, y_log=True))
+        section.panels.append(Panel(f"{family} networks", unit, SMALLEST_RATIO, lines, y_log=True))
     lines = []
     for family, (label, options) in LEVELS_OVER_SLOPES.items():
         networks = {slope: (slope, options) for slope in ALL_SLOPES}
         ends = {str(slope): slope for slope in (ALL_SLOPES[0], ALL_SLOPES[-1])}
         what, key = f"{label}, slope {{}}", f"figure11/{family}_over_slopes"
         lines.append(_measure_curve(section, label, family, networks, ends, what, key))
-    section.panels.append(Panel("over slopes", "slope", "smallest signal / noise", lines, True, True))
+    section.panels.append(
+        Panel("flat 1-1-1 and hybrid 1-1 networks", "slope of the leaky ReLU", SMALLEST_RATIO, lines, True, True)
+    )
     return section
 
 

@@ -25,6 +25,7 @@ CHANNELS, WEAK = 100, 20  # its channels, of which WEAK have the gain 1 / f
 NORM_NOISES = (1e-1, 1e-2, 1e-3)
 SLOPES = (1e-3, 3e-3, 1e-2, 3e-2, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 1e3)
 NOISE = 1e-5  # of Figure 6
+ALPHA = "alpha = SNR in / SNR out"
 
 
 def norm_law(gains: Sequence[float]) -> float:
@@ -51,13 +52,13 @@ def measure_norm_law() -> ReportSection:
     toy = [measure_norm([1, ratio], 1e-4) for ratio in RATIOS]
     toy_law = [norm_law([1, ratio]) for ratio in RATIOS]
     section.comparisons.append(_compare_with_law(two_channels, law_number, "rho", RATIOS, toy, toy_law))
-    section.panels.append(_panel(f"two channels, {two_channels}", "rho", RATIOS, {"1e-4": toy}, toy_law))
+    section.panels.append(_panel(f"two channels, {two_channels}", "gain rho", RATIOS, {"1e-4": toy}, toy_law))
     many_channels = f"{CHANNELS} channels, {WEAK} with gain 1/f"
     gains = [[1.0] * (CHANNELS - WEAK) + [1 / divisor] * WEAK for divisor in DIVISORS]
     measured = {f"{noise:g}": [measure_norm(group, noise) for group in gains] for noise in NORM_NOISES}
     law = [norm_law(group) for group in gains]
     section.comparisons.append(_compare_with_law(many_channels, law_number, "f", DIVISORS, measured["0.001"], law))
-    section.panels.append(_panel(many_channels, "f", DIVISORS, measured, law))
+    section.panels.append(_panel(many_channels, "divisor f of the gains", DIVISORS, measured, law))
     what = f"{CHANNELS} channels, {WEAK} with gain 1/100: alpha"
     section.add(what, measured["0.001"][-1], published_number("revnext", "figure5/end"))
     return section
@@ -82,7 +83,7 @@ def measure_slope_law() -> ReportSection:
     section.add("slope 1e-3: alpha", small[0], smallest)
     section.add(f"noise {NOISE:g}, slope 1e3, float32: alpha over the law", rounded, past_500)
     measured = {f"{NOISE:g}": fixed, "1e-4 min(1, n)": small}
-    section.panels.append(_panel("one leaky ReLU", "slope n", SLOPES, measured, law))
+    section.panels.append(_panel("leaky ReLU with slope n for negative values", "slope n", SLOPES, measured, law))
     return section
 
 
@@ -136,4 +137,4 @@ def _panel(
 ) -> Panel:
     """Return the panel of alpha over the points: measured values by noise, and the law."""
     lines = [Line(f"measured, noise {noise}", points, alphas) for noise, alphas in measured.items()]
-    return Panel(title, x_label, "alpha", [*lines, Line("law", points, law, is_theory=True)], x_log=True, y_log=True)
+    return Panel(title, x_label, ALPHA, [*lines, Line("law", points, law, is_theory=True)], x_log=True, y_log=True)

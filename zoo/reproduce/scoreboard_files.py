@@ -20,7 +20,7 @@ from zoo.tables import Cell, markdown_list, markdown_page, markdown_table
 PAGE, CSV = "README.md", "reproduction.csv"
 # Around the scoreboard on its page.
 BEGIN, END = "<!-- scoreboard -->\n", "<!-- /scoreboard -->"
-TITLE = "Numbers of three papers, next to what is measured here"
+TITLE = "Published numbers"
 SCOPE = (
     "A row stands for a number in a table, a figure or the text of a paper, or in its authors' public code or README. "
     "For a curve, the rows cover its endpoints, its extremes, and any points in the authors' logs. "

@@ -95,8 +95,8 @@ class TrainingRun:
         return ", ".join([stem, *_describe(json.loads(changes or "{}")), *["stored"] * self.is_stored])
 
     def line(self, x: Sequence[float], y: Sequence[float]) -> Line:
-        """Return a curve of the run."""
-        return Line(self.label, x, y, group=self.group)
+        """Return a curve of the run; runs that differ only in their seed share a label."""
+        return Line(self.group, x, y)
 
     def to_json(self) -> dict[str, Any]:
         """Return the entry of this run in a file of runs."""
@@ -260,9 +260,8 @@ def write_runs(folder: Path, name: str, command: str, runs: Sequence[TrainingRun
     return file
 
 
-def draw_runs(folder: Path, name: str, runs: Sequence[TrainingRun]) -> str:
+def draw_runs(folder: Path, name: str, title: str, runs: Sequence[TrainingRun]) -> str:
     """Plot the runs (at least one) to NAME_runs.png, return the name of the file; needs matplotlib."""
-    title = f"Training runs given to zoo reproduce {name}"
     panels = [panel for group in groups_of(runs) for panel in _panels(group)]
     file = f"{name}_runs.png"
     write_bytes(folder / file, draw_panels(title, panels))
@@ -287,6 +286,6 @@ def _panels(runs: Sequence[TrainingRun]) -> list[Panel]:
         if recorded:
             values = [float(epoch["train_loss"]) for epoch in recorded]
             losses.append(run.line([epoch["epoch"] for epoch in recorded], values))
-    title = ", ".join(dict.fromkeys(run.config.network.arch for run in runs))
-    panels = [Panel(title, "epoch", "top-1 on the validation images, %", top1)]
-    return panels + [Panel(title, "epoch", "training loss, mean of the epoch", losses)] * bool(losses)
+    title = f"{', '.join(dict.fromkeys(run.config.network.arch for run in runs))}, {runs[0].num_epochs} epochs"
+    panels = [Panel(title, "epoch", "top-1, validation images, %", top1)]
+    return panels + [Panel(title, "epoch", "mean training loss", losses)] * bool(losses)

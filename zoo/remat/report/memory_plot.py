@@ -21,9 +21,17 @@ from zoo.files import write_bytes
 from zoo.remat.memory_use import StorageLog, totals_of
 from zoo.torch_internals.data import observer
 
-LINE_COLORS = ("0.6", "#0072B2")  # plain, lean
-WIDTH, HEIGHT, DPI = 9, 4.2, 120
-MIN_SHARE = 0.03  # of forward between two names on the axis
+# Pictures are transparent, and their colors can be read on white and on the dark pages of the documentation.
+GRAY, BLUE, ORANGE = "#7E7E86", "#2A7FC0", "#D55E00"
+STYLE: Any = {
+    "savefig.transparent": True, "savefig.dpi": 160, "font.size": 9, "axes.titlesize": 9, "figure.titlesize": 10,
+    "axes.spines.top": False, "axes.spines.right": False, "axes.axisbelow": True, "grid.color": GRAY,
+    "grid.alpha": 0.25, "text.color": GRAY, "axes.labelcolor": GRAY, "axes.edgecolor": GRAY, "xtick.color": GRAY,
+    "ytick.color": GRAY, "legend.frameon": False,
+}  # fmt: skip
+LINE_COLORS = (ORANGE, BLUE)  # plain, lean
+WIDTH, HEIGHT = 7, 3.6  # inches; a page shows an inch in about 100 pixels
+MIN_SHARE = 0.04  # of forward between two names on the axis
 
 
 @dataclass
@@ -72,40 +80,46 @@ def draw_timelines(title: str, timelines: Mapping[str, Timeline], path: Path) ->
     Raises ConfigError if matplotlib is not installed.
     """
     try:
+        from matplotlib import rc_context
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
     except ImportError as error:
         raise ConfigError("plots need matplotlib", "MemoryReport.plot", "pip install matplotlib") from error
-    figure = Figure((WIDTH, HEIGHT), dpi=DPI, layout="constrained")
-    FigureCanvasAgg(figure)
-    axes = figure.add_subplot()
-    for (name, timeline), color in zip(timelines.items(), LINE_COLORS, strict=False):
-        times = [timeline.time_of(index) for index in range(len(timeline.bytes))]
-        megabytes = [each / 1e6 for each in timeline.bytes]
-        axes.fill_between(times, megabytes, step="post", color=color, alpha=0.25, linewidth=0)
-        axes.step(times, megabytes, where="post", color=color, linewidth=1.2, label=name)
-        peak = megabytes.index(max(megabytes))
-        axes.plot(times[peak], megabytes[peak], "o", color=color)
-        axes.annotate(
-            f"{megabytes[peak]:.0f} MB", (times[peak], megabytes[peak]), (6, 4), textcoords="offset points", color=color
-        )
-    first = next(iter(timelines.values()))
-    ticks: list[float] = []
-    labels: list[str] = []
-    for change, name in first.starts:
-        place = first.time_of(change)
-        if place <= 1 and bisect_left(ticks, place - MIN_SHARE) == len(ticks):
-            ticks.append(place)
-            labels.append(name)
-    axes.set_xticks(ticks, labels, rotation=60, ha="right", fontsize=8)
-    axes.axvline(1, color="0.3", linewidth=0.8, linestyle="--")
-    for place, text in ((0.5, "forward"), (1.5, "backward")):
-        axes.text(place, 1.01, text, transform=axes.get_xaxis_transform(), ha="center", va="bottom", fontsize=9)
-    axes.set_xlim(0, 2)
-    axes.set_ylim(0, 1.1 * max(max(each.bytes) for each in timelines.values()) / 1e6)
-    axes.set_ylabel("MB of tensors")
-    axes.set_title(title, fontsize=10, pad=18)
-    axes.legend(loc="upper left", frameon=False)
     content = io.BytesIO()
-    figure.savefig(content, format="png")
+    with rc_context(STYLE):
+        figure = Figure((WIDTH, HEIGHT), layout="constrained")
+        FigureCanvasAgg(figure)
+        axes = figure.add_subplot()
+        for (name, timeline), color in zip(timelines.items(), LINE_COLORS, strict=False):
+            times = [timeline.time_of(index) for index in range(len(timeline.bytes))]
+            megabytes = [each / 1e6 for each in timeline.bytes]
+            axes.fill_between(times, megabytes, step="post", color=color, alpha=0.25, linewidth=0)
+            axes.step(times, megabytes, where="post", color=color, linewidth=1.2, label=name)
+            peak = megabytes.index(max(megabytes))
+            axes.plot(times[peak], megabytes[peak], "o", color=color)
+            axes.annotate(
+                f"{megabytes[peak]:.0f} MB",
+                (times[peak], megabytes[peak]),
+                (6, 4),
+                textcoords="offset points",
+                color=color,
+            )
+        first = next(iter(timelines.values()))
+        ticks: list[float] = []
+        labels: list[str] = []
+        for change, name in first.starts:
+            place = first.time_of(change)
+            if place <= 1 and bisect_left(ticks, place - MIN_SHARE) == len(ticks):
+                ticks.append(place)
+                labels.append(name)
+        axes.set_xticks(ticks, labels, rotation=60, ha="right", fontsize=8)
+        axes.axvline(1, color=GRAY, linewidth=0.8, linestyle="--")
+        for place, text in ((0.5, "forward"), (1.5, "backward")):
+            axes.text(place, 1.01, text, transform=axes.get_xaxis_transform(), ha="center", va="bottom")
+        axes.set_xlim(0, 2)
+        axes.set_ylim(0, 1.1 * max(max(each.bytes) for each in timelines.values()) / 1e6)
+        axes.set_ylabel("tensors in memory, MB")
+        axes.set_title(title, pad=18)
+        axes.legend(loc="upper left")
+        figure.savefig(content, format="png")
     write_bytes(path, content.getvalue())
