@@ -182,12 +182,9 @@ class RevBiFPN(Network):
                 layer.reset_parameters()
 
     def group_matcher(self, coarse: bool = False) -> dict[str, list[tuple[str, tuple[int] | None]]]:
-        """Return expressions for each layer, or with ``coarse`` all layers, and the head, as `Network` does."""
+        """Return expressions for each layer, or with ``coarse`` all layers; the head, which none matches, is last."""
         number = "" if coarse else r"(\d+)\."
-        return {
-            "rev_stack": [(rf"^rev_stack\.{number}", None), (r"^rev_stack\.recomp_op\.", WITH_PREVIOUS)],
-            "head": [(r"^head\.(?:pyramid_heads|final_conv)\.", None)],
-        }
+        return {"rev_stack": [(rf"^rev_stack\.{number}", None), (r"^rev_stack\.recomp_op\.", WITH_PREVIOUS)]}
 
 
 class MBConv(nn.Sequential):
