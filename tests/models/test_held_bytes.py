@@ -19,6 +19,7 @@ pytestmark = pytest.mark.slow  # measures 40 networks
 
 FOLDER = Path(__file__).parents[1] / "golden"
 FILE, REVERSIBLE_FILE = FOLDER / "held_bytes.json", FOLDER / "reversible_bytes.json"
+FAMILIES_FILE = FOLDER / "family_bytes.json"
 NETWORKS = {
     "resnet50": {},
     "resnet101": {},
@@ -27,6 +28,11 @@ NETWORKS = {
     "wider_resnet38_a2": {},
     "densenet264": {"input_3x3": True},
 }
+FAMILIES = (
+    *("revnet38_cifar", "revnet110_cifar", "revnet164_cifar", "revnet56", "revnet104", "irevnet_cifar"),
+    *("revnext_revnet", "revnext", "revvit_s", "revvit_b", "revbifpn_s0", "revbifpn_s3", "revbifpn_s6"),
+    *("revcol_tiny", "revcol_small", "revcol_base"),
+)
 STRATEGIES = ("plain", "auto", "checkpoint")
 GOALS = {
     "resnet50": 0.540,
@@ -38,13 +44,19 @@ GOALS = {
 }
 
 
-def held(name: str, norm: str, memory: str) -> int:
+def held(name: str, norm: str | None, memory: str) -> int:
     """Return the bytes held by a step with 4 images of 224 x 224 (32 x 32 for CIFAR), counted without computing."""
     size = 32 if ARCHITECTURES[name].input == "cifar" else 224
     with torch.device("meta"):
         model = zoo.get(name, norm=norm, memory=memory, **NETWORKS.get(name, {}))
         images = torch.empty(4, 3, size, size)
     return held_bytes(lambda: model(images).sum())
+
+
+def count_family(name: str) -> dict[str, float]:
+    """Return the MB that a reversible network of any family holds with stored activations, lean, and as by default."""
+    strategies = [memory for memory in ("plain", "lean", "checkpoint", "auto") if memory in ARCHITECTURES[name].memory]
+    return {memory: round(held(name, None, memory) / 1e6, 1) for memory in strategies}
 
 
 def strategies_of(name: str) -> list[str]:
@@ -78,6 +90,7 @@ def generated() -> dict[Path, str]:
     found = {
         FILE: {name: count(name) for name in NETWORKS},
         REVERSIBLE_FILE: {name: count_reversible(name) for name in REVERSIBLE_TWINS},
+        FAMILIES_FILE: {name: count_family(name) for name in FAMILIES},
     }
     return {path: json.dumps(content, indent=2) + "\n" for path, content in found.items()}
 
@@ -109,6 +122,13 @@ def test_in_place_norms_hold_about_half_or_less(name):
 )
 def test_reversible_networks_hold_bytes_of_golden_file(name):
     assert count_reversible(name) == REVERSIBLE[name]
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.exhaustive] * (name != "revcol_tiny")) for name in FAMILIES]
+)
+def test_families_hold_bytes_of_golden_file(name):
+    assert count_family(name) == json.loads(FAMILIES_FILE.read_text())[name]
 
 
 def test_revnet_for_imagenet_holds_eighth_and_less():

@@ -152,6 +152,15 @@ def reversible() -> str:
     return table(["network", "std-BN, MB", *strategies[1:]], rows)
 
 
+def families() -> str:
+    strategies = ("plain", "lean", "checkpoint", "auto")
+    rows = [
+        [f"`{name}`", *(f"{row[key]:.1f}" if key in row else "" for key in strategies)]
+        for name, row in golden("family_bytes").items()
+    ]
+    return table(["MB held", *(f"`{memory}`" for memory in strategies)], rows)
+
+
 def depth() -> str:
     """Megabytes held by vision transformers of several depths."""
     found = records("depth", "held")
@@ -718,6 +727,7 @@ SECTIONS: dict[str, Callable[[], str]] = {
     "held": held,
     "grids": grids,
     "reversible": reversible,
+    "families": families,
     "depth": depth,
     "cifar10": cifar10,
     "layers": layers,

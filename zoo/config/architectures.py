@@ -24,6 +24,7 @@ from zoo.config.options import (
     IRevNetOptions,
     ResNetOptions,
     ResNeXtOptions,
+    RevBiFPNOptions,
     ReversibleOptions,
     RevNeXtOptions,
     RevViTOptions,
@@ -51,6 +52,7 @@ class Architecture:
     - `task`: "classification" (logits of an image) or "segmentation" (logits of each pixel; 19 classes, as Cityscapes).
     - `ignores_input_3x3`: whether experiment files may set input_3x3 without effect, as the original project's files of
       a WiderResNet and a ResNet-34 do.
+    - `made_lean`: the value of "memory" that `zoo.lean` is applied to for the value "lean".
     - `has_own_layers`: whether norms, activation and initial weights are fixed, so that a spec does not choose them.
     """
 
@@ -63,6 +65,7 @@ class Architecture:
     input: Literal["imagenet", "cifar"] = "imagenet"
     task: Literal["classification", "segmentation"] = "classification"
     ignores_input_3x3: bool = False
+    made_lean: str = "auto"
     has_own_layers: bool = False
 
     @property
@@ -282,6 +285,43 @@ ARCHITECTURES: dict[str, Architecture] = {
             "revvit_b": {"structure": (12,), "width": 768, "heads": 12, "patch": 16, "image_size": 224},
         },
         options=RevViTOptions,
+        has_own_layers=True,
+    ),
+    **_family(
+        "revbifpn",
+        {
+            f"revbifpn_s{size}": {
+                "channels": channels,
+                "head_channels": head_channels,
+                "features": features,
+                "extra_stages": extra_stages,
+            }
+            for size, (channels, head_channels, features, extra_stages) in enumerate(
+                [
+                    ((48, 64, 80, 160), (48, 64, 128, 320), 1280, 2),
+                    ((64, 80, 96, 208), (64, 80, 160, 416), 1696, 2),
+                    ((96, 128, 160, 320), (96, 128, 256, 640), 2560, 2),
+                    ((128, 160, 208, 416), (128, 160, 336, 848), 3408, 3),
+                    ((192, 256, 320, 640), (192, 256, 512, 1280), 5120, 4),
+                    ((256, 336, 416, 848), (256, 336, 672, 1696), 6816, 4),
+                    ((320, 416, 528, 1056), (320, 416, 848, 2128), 8528, 5),
+                ]
+            )
+        },
+        options=RevBiFPNOptions,
+        has_own_layers=True,
+    ),
+    **_family(
+        "revcol",
+        {
+            "revcol_tiny": {"structure": (2, 2, 4, 2), "channels": (64, 128, 256, 512), "columns": 4},
+            "revcol_small": {"structure": (2, 2, 4, 2), "channels": (64, 128, 256, 512), "columns": 8},
+            "revcol_base": {"structure": (1, 1, 3, 2), "channels": (72, 144, 288, 576), "columns": 16},
+            "revcol_large": {"structure": (1, 2, 6, 2), "channels": (128, 256, 512, 1024), "columns": 8},
+        },
+        options=StochasticDepth,
+        memory=CHECKPOINTED,
+        made_lean="plain",  # reconstruction would not be exact
         has_own_layers=True,
     ),
 }

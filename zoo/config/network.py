@@ -116,9 +116,10 @@ class Preprocessing(Section):
 
 # Why some networks do not have an option.
 MISSING_BECAUSE = {
-    "drop_path_rate": "; stochastic depth drops branches of residual blocks whose activations are saved, or of revvit*",
-    "grid_bits": "; only sums, as of the reversible blocks of revnet*, irevnet*, revnext_revnet and revvit*, stay on a "
-    "grid, but invertible layers divide",
+    "drop_path_rate": "; stochastic depth drops branches of residual blocks whose activations are saved, or of "
+    "revvit*, revbifpn* and revcol*",
+    "grid_bits": "; only sums, as of the reversible blocks of revnet*, irevnet*, revnext_revnet, revvit* and "
+    "revbifpn*, stay on a grid, but invertible layers and columns divide",
 }
 
 

@@ -109,6 +109,14 @@ class RevViTOptions(StochasticDepth, ReversibleOptions):
     """Options of a reversible vision transformer."""
 
 
+class RevBiFPNOptions(StochasticDepth, ReversibleOptions):
+    """Options of a RevBiFPN."""
+
+    norm_momentum: Annotated[float, Field(gt=0, le=1)] = 0.1
+    """Weight of a batch in the running statistics of norms. 0.19 follows the authors' training, which updates them
+    twice per batch with 0.1."""
+
+
 class IRevNetOptions(ReversibleOptions):
     """Options of an i-RevNet."""
 

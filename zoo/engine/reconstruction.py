@@ -24,7 +24,7 @@ def check_meter(model: nn.Module, settings: Training) -> None:
     if every_steps and all(chain.store for chain in _chains(model).values()):
         raise ConfigError(
             f"training.gradient_angle_meter = {every_steps}, but this network reconstructs no activations: remove the "
-            'key, or use a revnet*, irevnet*, revnext* or revvit* with network.memory "auto"'
+            'key, or use a reversible network with network.memory "auto"'
         )
 
 

@@ -294,7 +294,7 @@ class InvertibleConv(Coupling):
         gradients: Gradients = {}
         for branch, source, target, dsource, dtarget in ((self.g, y1, y2, dy1, dy2), (self.f, y2, y1, dy2, dy1)):
             copy = source.clone()  # autograd saves it, and counts what overwrites the other half as its versions
-            add_gradients(gradients, subtract_branch(branch, copy, target, dsource, dtarget, True, None)[2])
+            add_gradients(gradients, subtract_branch(branch, (copy,), target, (dsource,), dtarget, True, None)[2])
         return y, dy, gradients
 
     def _are_plain(self, x: Tensor) -> bool:
@@ -392,7 +392,9 @@ class Stem(Invertible):
             )
         if not self._is_plain(x):
             zeros = torch.zeros_like(x)
-            _, dimages, gradients, _ = subtract_branch(self.conv, x, y, zeros, dy, may_overwrite=False, grid_bits=None)
+            _, (dimages,), gradients, _ = subtract_branch(
+                self.conv, (x,), y, (zeros,), dy, may_overwrite=False, grid_bits=None
+            )
             return x, dimages if x.requires_grad else None, gradients
         dx, dweight = convolve_gradients(x, dy, self.conv)
         return x, dx, {self.conv.weight: dweight}

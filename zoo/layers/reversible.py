@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
-from functools import partial
 from typing import Any
 
 import torch
@@ -66,76 +65,99 @@ class ReversibleBlock(nn.Module):
             x2 = y2 - _run_branch(self.g, y1, self.grid_bits)
             return y1 - _run_branch(self.f, x2, self.grid_bits), x2
 
-    def as_links(self) -> tuple[CouplingHalf, CouplingHalf]:
+    def as_links(self) -> tuple[StreamAddition, StreamAddition]:
         """Return the two additions as separate links of a chain; f draws its random numbers before g."""
-        return CouplingHalf(self.f, 0, self.grid_bits), CouplingHalf(self.g, 1, self.grid_bits)
+        return StreamAddition(self.f, 1, 0, self.grid_bits), StreamAddition(self.g, 0, 1, self.grid_bits)
 
 
-class CouplingHalf:
-    """One addition of a reversible block: adds the branch's output for one half to the half with index ``into``."""
+class StreamAddition:
+    """Link of any number of streams: adds the branch's output for the stream ``source`` to the stream ``target``.
 
-    def __init__(self, branch: nn.Module, into: int, grid_bits: int | None) -> None:
-        self.branch, self.into, self.grid_bits = branch, into, grid_bits
+    The branch may change the shape of the source to the shape of the target.
+    """
+
+    def __init__(self, branch: nn.Module, source: int, target: int, grid_bits: int | None) -> None:
+        self.branch, self.source, self.target, self.grid_bits = branch, source, target, grid_bits
         self.summary: Tensor | None = None
 
-    def __call__(self, *xs: Tensor) -> TensorPair:
-        """Return both halves; the half that the branch reads stays unchanged."""
-        source, x = self._swapped(xs)
+    def __call__(self, *xs: Tensor) -> Tensors:
+        """Return all streams; only the target is a new tensor."""
+        source, x = xs[self.source], xs[self.target]
         if self.grid_bits is None or is_fx_proxy(x) or torch.is_grad_enabled() or are_transforms_active():
-            return self._swapped((source, x + _run_branch(self.branch, source, self.grid_bits)))
-        y, self.summary = sum_on_grid(x, _run_branch(self.branch, source, None), self.grid_bits)
-        return self._swapped((source, y))
+            y = x + _run_branch(self.branch, source, self.grid_bits, target=x)
+        else:
+            y, self.summary = sum_on_grid(x, _run_branch(self.branch, source, None, target=x), self.grid_bits)
+        return replaced(xs, self.target, y)
 
     def modules(self) -> Iterable[nn.Module]:
         """Return the modules of the branch."""
         return self.branch.modules()
 
-    def reverse(self, ys: Tensors, grads: Tensors, may_overwrite: bool) -> tuple[TensorPair, TensorPair, Gradients]:
-        """Return the halves before the addition, their gradients, and the gradients of the branch's parameters."""
-        source, y = self._swapped(ys)
-        dsource, dy = self._swapped(grads)
-        x, dsource, gradients, self.summary = subtract_branch(
-            self.branch, source, y, dsource, dy, may_overwrite, self.grid_bits
+    def reverse(self, ys: Tensors, grads: Tensors, may_overwrite: bool) -> tuple[Tensors, Tensors, Gradients]:
+        """Return the streams before the addition, their gradients, and the gradients of the branch's parameters."""
+        x, (dsource,), gradients, self.summary = subtract_branch(
+            self.branch,
+            (ys[self.source],),
+            ys[self.target],
+            (grads[self.source],),
+            grads[self.target],
+            may_overwrite,
+            self.grid_bits,
         )
-        return self._swapped((source, x)), self._swapped((dsource, dy)), gradients
+        return replaced(ys, self.target, x), replaced(grads, self.source, dsource), gradients
 
-    def _swapped(self, pair: Tensors) -> TensorPair:
-        """Return the halves with the one that the branch reads first, or these in the order of the channels."""
-        first, second = pair
-        return (second, first) if self.into == 0 else (first, second)
+
+class LinkedModule(nn.Module):
+    """Base class of modules that consist of several links of a chain."""
+
+    grid_bits: int | None = None
+
+    def as_links(self) -> Sequence[Any]:
+        """Return the links of one run."""
+        raise NotImplementedError
+
+    def forward(self, *xs: Tensor) -> Tensors:
+        """Return the streams after all links."""
+        for link in self.as_links():
+            xs = link(*xs)
+        return xs
+
+
+def replaced(streams: Tensors, index: int, stream: Tensor) -> Tensors:
+    """Return the streams with another one at this index."""
+    return (*streams[:index], stream, *streams[index + 1 :])
 
 
 def subtract_branch(
     branch: nn.Module,
-    source: Tensor,
+    sources: Tensors,
     y: Tensor,
-    dsource: Tensor,
+    dsources: Tensors,
     dy: Tensor,
     may_overwrite: bool,
     grid_bits: int | None,
-) -> tuple[Tensor, Tensor, Gradients, Tensor | None]:
-    """Invert y = x + branch(source); return x, the gradients of ``source`` and the parameters, and a summary of x.
+) -> tuple[Tensor, Tensors, Gradients, Tensor | None]:
+    """Invert y = x + branch(*sources); return x, the gradients of sources and parameters, and a summary of x.
 
     Called for g and then for f, this is Algorithm 1 of Gomez et al. 2017: x2 = y2 - g(y1), x1 = y1 - f(x2).
     Parameters without a gradient are left out. The branch's norms do not update their running statistics.
 
     Args:
     - `dy`: gradient of y, which is also the gradient of x.
-    - `dsource`: gradient of the source without the branch's contribution.
-    - `may_overwrite`: overwrite y and dsource.
+    - `dsources`: gradients of the sources without the branch's contribution.
+    - `may_overwrite`: overwrite y and dsources.
     - `grid_bits`: round the branch's output to the grid before it is subtracted, as before it was added.
     """
     trained: dict[str, Tensor] = {name: p for name, p in branch.named_parameters() if p.requires_grad}
-    parameters, run = trained, branch
+    parameters = trained
     if any(map(has_backward_hooks, trained.values())):
         # Autograd runs these hooks on the gradients that the chain returns; they must not run twice.
         parameters = {name: p.detach().requires_grad_() for name, p in trained.items()}
-        run = partial(functional_call, branch, parameters)  # type: ignore[assignment]
-    leaf = source.detach().requires_grad_()
+    leaves = tuple(source.detach().requires_grad_() for source in sources)
     with paused_statistics(branch):
         with torch.enable_grad():
-            added = run(leaf)
-        _check_leaves(branch, added, (leaf, *parameters.values()))
+            added = branch(*leaves) if parameters is trained else functional_call(branch, parameters, leaves)
+        _check_leaves(branch, added, (*leaves, *parameters.values()))
         graph = get_gradient_edge(added) if added.requires_grad else None
         added, out, summary = added.detach(), y if may_overwrite else None, None
         if grid_bits is None:
@@ -144,15 +166,19 @@ def subtract_branch(
             x, summary = sum_on_grid(y, added, grid_bits, subtract=True, out=out)
         del added  # frees its memory before the backward pass of the branch
         if graph is None:
-            return x, dsource, {}, summary
-        through, *of_parameters = torch.autograd.grad((graph,), (leaf, *parameters.values()), (dy,), allow_unused=True)
-    if through is not None:
-        dsource = dsource.add_(through) if may_overwrite else dsource + through
-    gradients = {p: dp for p, dp in zip(trained.values(), of_parameters, strict=True) if dp is not None}
+            return x, dsources, {}, summary
+        gradients = torch.autograd.grad((graph,), (*leaves, *parameters.values()), (dy,), allow_unused=True)
+    through, of_parameters = gradients[: len(leaves)], gradients[len(leaves) :]
+    del gradients
+    dsources = tuple(
+        dsource if dx is None else dsource.add_(dx) if may_overwrite else dsource + dx
+        for dsource, dx in zip(dsources, through, strict=True)
+    )
+    of_trained = {p: dp for p, dp in zip(trained.values(), of_parameters, strict=True) if dp is not None}
     # The gradient of a parameter that is added to the output is dy itself, which the next link may overwrite.
     storage_of_dy = storage_ids((dy,))
-    gradients = {p: dp.clone() if storage_ids((dp,)) == storage_of_dy else dp for p, dp in gradients.items()}
-    return x, dsource, gradients, summary
+    of_trained = {p: dp.clone() if storage_ids((dp,)) == storage_of_dy else dp for p, dp in of_trained.items()}
+    return x, dsources, of_trained, summary
 
 
 def _check_leaves(branch: nn.Module, output: Tensor, known: Iterable[Tensor]) -> None:
@@ -172,8 +198,11 @@ def _on_grid(x: Tensor, grid_bits: int | None) -> Tensor:
     return x if grid_bits is None else round_to_grid(x, grid_bits)
 
 
-def _run_branch(branch: nn.Module, x: Tensor, grid_bits: int | None) -> Tensor:
-    """Return the branch's output on the grid. Raises RuntimeError if the branch overwrote x or changed its shape."""
+def _run_branch(branch: nn.Module, x: Tensor, grid_bits: int | None, target: Tensor | None = None) -> Tensor:
+    """Return the branch's output on the grid, with the shape of ``target``, by default of x.
+
+    Raises RuntimeError if the branch overwrote x or returned another shape.
+    """
     if is_fx_proxy(x):
         return _on_grid(branch(x), grid_bits)
     versioned = not torch.compiler.is_compiling() and not x.is_inference()
@@ -185,10 +214,11 @@ def _run_branch(branch: nn.Module, x: Tensor, grid_bits: int | None) -> Tensor:
             f"a branch of a reversible block ({name}) overwrote its input of shape {tuple(x.shape)}, which the block "
             "needs; make its first layer out-of-place (norms of this package: inplace = False)"
         )
-    if added.shape != x.shape:
+    shape = x.shape if target is None else target.shape
+    if added.shape != shape:
         raise RuntimeError(
-            f"a branch of a reversible block ({name}) maps shape {tuple(x.shape)} to {tuple(added.shape)}; the shapes "
-            "must be equal"
+            f"a branch of a reversible block ({name}) maps shape {tuple(x.shape)} to {tuple(added.shape)}; its output "
+            f"must have the shape of what it is added to, {tuple(shape)}"
         )
     return _on_grid(added, grid_bits)
 
@@ -254,7 +284,9 @@ class ShiftBlock(nn.Module):
         Overwrites y2 if ``may_overwrite``.
         """
         x2, dx2 = self._unpool(ys[0], layouts[1]), self._unpool(grads[0])
-        x1, dx2, gradients, _ = subtract_branch(self.branch, x2, ys[1], dx2, grads[1], may_overwrite, self.grid_bits)
+        x1, (dx2,), gradients, _ = subtract_branch(
+            self.branch, (x2,), ys[1], (dx2,), grads[1], may_overwrite, self.grid_bits
+        )
         return (self._unpool(x1, layouts[0]), x2), (self._unpool(grads[1]), dx2), gradients
 
     def as_links(self) -> tuple[PoolingCall]:
@@ -348,7 +380,7 @@ class ReversibleSequential(nn.Sequential):
         In training mode norms use batch statistics, so y must be the output for the whole batch.
         """
         _check_channels(y)
-        pair = _halves_in_layout(y)
+        pair = halves_in_layout(y)
         for block in reversed(list(self)):
             pair = block.inverse(*pair)  # type: ignore[operator]
         return torch.cat(pair, 1)
@@ -360,7 +392,7 @@ class _Halve(Link):
     is_end = True
 
     def __call__(self, *xs: Tensor) -> TensorPair:
-        return _halves_in_layout(xs[0])
+        return halves_in_layout(xs[0])
 
     def reverse(self, ys: Tensors, grads: Tensors, may_overwrite: bool) -> tuple[tuple[None], Tensors, Gradients]:
         return (None,), (torch.cat(grads, 1),), {}  # nothing needs the chain's input
@@ -382,7 +414,7 @@ class _Join(Link):
         return _HalveOutput(), self
 
     def reverse(self, ys: Tensors, grads: Tensors, may_overwrite: bool) -> tuple[Tensors, TensorPair, Gradients]:
-        return ys, _halves_in_layout(grads[0]), {}
+        return ys, halves_in_layout(grads[0]), {}
 
 
 class _HalveOutput(Link):
@@ -392,10 +424,10 @@ class _HalveOutput(Link):
         return xs
 
     def reverse(self, ys: Tensors, grads: Tensors, may_overwrite: bool) -> tuple[TensorPair, Tensors, Gradients]:
-        return _halves_in_layout(ys[0]), grads, {}
+        return halves_in_layout(ys[0]), grads, {}
 
 
-def _halves_in_layout(x: Tensor) -> TensorPair:
+def halves_in_layout(x: Tensor) -> TensorPair:
     """Return copies of the halves of the channels, in the memory format of x.
 
     Views would have other strides than the sums in the chain. A recomputation whose input has another layout than in

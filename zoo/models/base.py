@@ -36,6 +36,15 @@ def dilation_per_module(dilation: int | Sequence[Entry]) -> Sequence[int | Entry
     return [dilation] * 4 if isinstance(dilation, int) else dilation
 
 
+def check_sides(x: Tensor, multiple: int) -> None:
+    """Raise ConfigError unless height and width of images are multiples of a number of pixels."""
+    if not is_fx_proxy(x) and (x.shape[2] % multiple or x.shape[3] % multiple):
+        raise ConfigError(
+            f"images of {x.shape[2]} x {x.shape[3]} pixels: this network needs multiples of {multiple}",
+            remedy="resize, crop or pad images (input.crop_train, input.crop_val)",
+        )
+
+
 class FeatureInfo(list[dict[str, Any]]):
     """Channels, reduction and module name of each stage's output, finest first (timm's interface)."""
 
@@ -183,8 +192,7 @@ class Network(nn.Module):
         """
         if self.features_only:
             return self.forward_stages(x)
-        x = self.forward_features(x)
-        return getattr(self, self.classifier_name)(x) if hasattr(self, self.classifier_name) else self.global_pool(x)
+        return self.forward_head(self.forward_features(x))
 
     def forward_head(self, x: Tensor, pre_logits: bool = False) -> Tensor:
         """Return the logits for the output of `forward_features`.
@@ -193,14 +201,15 @@ class Network(nn.Module):
         """
         if not hasattr(self, self.classifier_name):
             return self.global_pool(x)
-        for layer in list(getattr(self, self.classifier_name))[: -1 if pre_logits else None]:
+        classifier = getattr(self, self.classifier_name)
+        for layer in list(classifier)[:-1] if pre_logits else (classifier,):
             x = layer(x)
         return x
 
     @property
     def num_classes(self) -> int:
         """Number of classes; 0 without classifier."""
-        return len(self.get_classifier().weight) if hasattr(self, self.classifier_name) else 0
+        return len(getattr(self.get_classifier(), "weight", ()))
 
     def get_classifier(self) -> Any:
         """Return the linear layer ``classifier.fc``, or `nn.Identity` without classifier."""
@@ -301,7 +310,8 @@ class Network(nn.Module):
         if num_classes == 0 and (global_pool == "" or (global_pool is None and is_unpooled)):
             self.global_pool = nn.Identity()
         if num_classes > 0:
-            init_weights(getattr(self, self.classifier_name).to(like.device, like.dtype))
+            classifier = getattr(self, self.classifier_name, None) or self.get_classifier()
+            init_weights(classifier.to(like.device, like.dtype))
 
     def group_matcher(self, coarse: bool = False) -> dict[str, list[tuple[str, tuple[int] | None]]]:
         """Return expressions for the names of the parameters of each layer, from stem to head, in timm's form.

@@ -24,6 +24,8 @@ from zoo.models.irevnet import IRevNet
 from zoo.models.preact import PreactResNet
 from zoo.models.resnet import ResNet
 from zoo.models.resnext import ResNeXt
+from zoo.models.revbifpn import RevBiFPN
+from zoo.models.revcol import RevCol
 from zoo.models.revnet import RevNet
 from zoo.models.revnext import FlatRevNeXt, RevNeXt
 from zoo.models.revnext_baselines import RevNeXtBaseline, TwoBranchIRevNet
@@ -79,6 +81,8 @@ FAMILIES: dict[str, Callable[..., Network]] = {
     "revnext_flat": FlatRevNeXt,
     "revnext_baseline": RevNeXtBaseline,
     "revvit": RevViT,
+    "revbifpn": RevBiFPN,
+    "revcol": RevCol,
     "deeplab": _deeplab,
 }
 
@@ -101,7 +105,7 @@ def build_network(
     Raises ConfigError for an unknown architecture, and for options that are invalid in combination.
     """
     arch = architecture(spec.arch)
-    memory = "auto" if spec.memory == LEAN else spec.memory
+    memory = arch.made_lean if spec.memory == LEAN else spec.memory
     arguments = {**arch.structure, **arch.options(**spec.options).model_dump(), "memory": memory}
     drop_path_rate = arguments.pop("drop_path_rate", 0.0)
     if structure is not None:
@@ -154,7 +158,7 @@ def initialize(model: nn.Module, spec: NetworkSpec) -> None:
     """Initialize the weights of a network of this package as specified; does nothing on the meta device."""
     if next(model.parameters()).is_meta:
         return
-    if isinstance(model, RevViT):
+    if isinstance(model, (RevViT, RevBiFPN, RevCol)):
         model.initialize()
     else:
         gain, slope = spec.weight_gain_multiplier, spec.activation_param

@@ -28,6 +28,8 @@ class Classifier(NamedTuple):
 OF_IMAGES = Classifier("classifier.", "classifier.fc.weight", "classifier.fc.bias")  # without bias in RevNeXt
 OF_PIXELS = Classifier("cls.", "cls.weight", "cls.bias")  # of DeepLab
 OF_REVVIT = Classifier("head.", "head.projection.weight", "head.projection.bias")
+OF_REVBIFPN = Classifier("head.fc.", "head.fc.weight", "head.fc.bias")
+OF_REVCOL = Classifier("cls.", "cls.classifier.1.weight", "cls.classifier.1.bias")
 COUNTER = "num_batches_tracked"
 MAX_KEYS = 5  # named in a message per kind of difference
 PLAIN_DTYPES = {torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.complex64, torch.complex128}
@@ -114,6 +116,11 @@ def classifier_of(keys: Iterable[str]) -> Classifier:
     keys = list(keys)
     if any(key.startswith("rev_backbone.") for key in keys):
         return OF_REVVIT
+    if any(key.startswith("rev_stack.") for key in keys):
+        has_head = any(key.startswith("head.") for key in keys)
+        return OF_REVBIFPN if has_head else OF_REVBIFPN._replace(prefix="head.")  # a backbone has no part of the head
+    if any(key.startswith("subnet0.") for key in keys):
+        return OF_REVCOL
     return OF_PIXELS if is_segmentation(keys) else OF_IMAGES
 
 
