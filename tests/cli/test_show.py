@@ -79,4 +79,4 @@ def test_weights_file_without_training_state_is_compared(
     assert main(["show", str(tmp_path / "bare.pth"), str(tmp_path / "wrapped.pth")]) == 0
     assert capsys.readouterr().out.endswith("equal\n")
     assert main(["show", str(tmp_path / "bare.pth"), "resnet18"]) == 2
-    assert "resnet18: this is no weights file" in capsys.readouterr().err
+    assert "resnet18: this is not a weights file" in capsys.readouterr().err

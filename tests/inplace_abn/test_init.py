@@ -76,6 +76,9 @@ def test_slope_is_activation_param() -> None:
     assert InPlaceABN(4, slope=0.2).activation_param == InPlaceABN(4, slope=0.2).slope == 0.2
     assert InPlaceABN(4, activation=ACT_ELU, slope=0.01).activation_param == 1, "alpha was always 1"
     assert InPlaceABN(4, 1e-5, 0.1, True, ACT_ELU, slope=0.01).activation_param == 1
+    for arguments, names in (((), {"activation_param": 0.1}), ((1e-5, 0.1, True, "leaky_relu", 0.1), {})):
+        with pytest.raises(TypeError, match="slope and activation_param"):
+            InPlaceABN(4, *arguments, slope=0.2, **names)
 
 
 @pytest.mark.parametrize("kind", CLASSES)

@@ -63,5 +63,7 @@ def test_train_continues_from_a_loaded_network(run: tuple[Path, TrainingResult],
     assert read(again.checkpoint)["config"]["optimizer"]["schedule"]["epochs"] == 2
     assert again.scores.keys() == result.scores.keys()
     assert any(not torch.equal(value, before[key]) for key, value in again.model.state_dict().items())
+    with pytest.raises(zoo.ConfigError, match=r"ResNet: memory = 'plain': a network that is built already"):
+        zoo.train(loaded, root / "data", log_dir=tmp_path / "plain", memory="plain")
     with pytest.raises(zoo.ConfigError, match="is loaded with its weights"):
         zoo.score(loaded, root / "data", weights=result.checkpoint)

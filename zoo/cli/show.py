@@ -61,7 +61,7 @@ def _compare(*names: str) -> int:
     for name in names:
         stored = resolve(name).stored
         if stored is None:
-            raise ConfigError("this is no weights file", name, "give two checkpoints or weights files")
+            raise ConfigError("this is not a weights file", name, "give two checkpoints or weights files")
         has_state = "state_dict" in stored.content
         found.append(state_tensors(stored.content if has_state else {"state_dict": stored.state_dict}))
     differing = list(differences(*found))

@@ -44,6 +44,8 @@ class ABN(layers.ABN):
             raise TypeError(f"{type(self).__name__} takes {4 + len(names)} positional arguments, got {4 + len(args)}")
         given = dict(zip(names, args, strict=False))
         if "slope" in settings:
+            if "activation_param" in {**given, **settings}:
+                raise TypeError(f"{type(self).__name__} got slope and activation_param, which are the same")
             activation = settings.get("activation", given.get("activation"))
             settings["activation_param"] = _activation_param(activation, settings.pop("slope"))
         super().__init__(num_features, eps, momentum, affine, **given, **settings)

@@ -144,7 +144,7 @@ def train(
         module = network if isinstance(network, nn.Module) else None
     if module is not None and memory not in (None, LEAN):
         what = f"memory = {memory!r}: a network that is built already can only become {LEAN!r}"
-        raise ConfigError(what, type(network).__name__, "build it with this strategy, zoo.get(NAME, memory=...)")
+        raise ConfigError(what, type(module).__name__, "build it with this strategy, zoo.get(NAME, memory=...)")
     changes: dict[str, Any] = {"epochs": epochs, "batch_size": batch_size, "memory": memory, "replicas": replicas}
     config = experiment_for(network, images, settings=experiment, **changes)
     with open_process() if process is None else nullcontext(process) as process:
