@@ -21,9 +21,10 @@ from zoo.ops import backend, native
 from zoo.remat import Rematerializer
 from zoo.remat.budget import INPUT, Decision
 from zoo.remat.eager.deciding import Decider
+from zoo.remat.eager.tracking import KeptMemory, Tracker
 from zoo.remat.recipes import RecipeError
 from zoo.remat.rules import ATTENTIONS, RULES, apply_line, flops_of
-from zoo.torch_internals.data import storage_id
+from zoo.torch_internals.data import memory_id, storage_id
 
 X, Y = torch.randn(2, 4, 6, 6), torch.randn(2, 4, 6, 6)
 needs_native = pytest.mark.skipif(native.unavailable_reason() is not None, reason=str(native.unavailable_reason()))
@@ -200,6 +201,20 @@ def test_network_is_not_traversed_if_its_recipes_need_no_buffer() -> None:
 
     with Rematerializer(parameters=parameters()):
         model(images(64)).sum().backward()
+
+
+def test_memory_at_a_freed_address_has_no_writes() -> None:
+    tracker = Tracker(KeptMemory(list), smallest_bytes=0)
+    written = torch.zeros(64)
+    tracker.note_writes([written])
+    assert tracker.has_writes(written.view(8, 8))
+    address = memory_id(written)
+    del written
+    others = [torch.zeros(64)]
+    while memory_id(others[-1]) != address and len(others) < 1000:
+        others.append(torch.zeros(64))
+    assert memory_id(others[-1]) == address, "the allocator did not reuse the address"
+    assert not tracker.has_writes(others[-1])
 
 
 def test_only_live_memory_counts_as_saved() -> None:

@@ -300,8 +300,8 @@ class _RestoredParameters(EagerDispatchMode):
     def __torch_dispatch__(
         self, operation: Operation, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        for address in traits_of(operation).written_memory(args, kwargs or {}):
-            tensor = self._unwritten.pop(address, None)
+        for written in traits_of(operation).written_tensors(args, kwargs or {}):
+            tensor = self._unwritten.pop(memory_id(written), None)
             if tensor is not None:
                 self._copies.append((tensor, copy_of(tensor), tensor._version))
         return operation(*args, **kwargs or {})

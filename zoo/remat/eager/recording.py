@@ -116,15 +116,15 @@ class Recorder:
 
     def write(self, traits: Traits, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run an operation that writes into tensors, and record the memory that it writes, through any alias."""
-        addresses = traits.written_memory(args, kwargs)
-        for address in addresses:
-            self._decider.copy_before_it_is_overwritten(address)
+        written = traits.written_tensors(args, kwargs)
+        for tensor in written:
+            self._decider.copy_before_it_is_overwritten(memory_id(tensor))
         if traits.writes_inside:
             with count_writes():
                 out = traits.run(*args, **kwargs)
         else:
             out = traits.run(*args, **kwargs)
-        self._tracker.note_writes(addresses)
+        self._tracker.note_writes(written)
         return out
 
     def record_batch_norm(self, traits: Traits, args: tuple[Any, ...], kwargs: dict[str, Any], outputs: Any) -> None:
@@ -172,15 +172,15 @@ class Traits(NamedTuple):
     written: tuple[tuple[int, str], ...]
     writes_inside: bool
 
-    def written_memory(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[int]:
-        """Return the addresses of the storages that the operation writes into."""
-        addresses = []
+    def written_tensors(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Tensor]:
+        """Return the tensors that the operation writes into."""
+        tensors = []
         for position, name in self.written:
             arg = args[position] if position < len(args) else kwargs.get(name)
             for each in arg if isinstance(arg, (list, tuple)) else (arg,):
                 if isinstance(each, Tensor) and each.layout is torch.strided:  # others have no storage
-                    addresses.append(memory_id(each))
-        return addresses
+                    tensors.append(each)
+        return tensors
 
 
 _traits: dict[int, Traits] = {}  # by the id of the operation, which is hashed faster than the operation

@@ -92,8 +92,8 @@ class Tracker:
         # id of a storage -> its contents by their layout and version. Only once there are new objects for the same
         # elements: operations of a subclass of Tensor wrap their outputs, and autograd what it unpacks
         self._by_memory: dict[int, dict[tuple[Any, ...], tuple[StorageRef, TrackedTensor]]] | None = None
-        # address of a storage -> the value of the clock at the last write into it
-        self._writes: dict[int, int] = {}
+        # address of a storage -> the value of the clock at the last write into it, and a weak reference to it
+        self._writes: dict[int, tuple[int, StorageRef]] = {}
         self.clock = 0
         self._store = Store()
 
@@ -143,11 +143,11 @@ class Tracker:
             self._by_memory = {}
         self.note(tensor, recipe, 0, tensor._version)
 
-    def note_writes(self, addresses: Sequence[int]) -> None:
-        """Record a write into the memory at these addresses."""
+    def note_writes(self, tensors: Sequence[Tensor]) -> None:
+        """Record a write into the memory of these tensors."""
         self.clock += 1
-        for address in addresses:
-            self._writes[address] = self.clock
+        for tensor in tensors:
+            self._writes[memory_id(tensor)] = self.clock, weakref.ref(tensor.untyped_storage())
 
     def find(self, tensor: Tensor) -> TrackedTensor | None:
         """Return the current contents of a tensor; None if they were not recorded."""
@@ -196,11 +196,13 @@ class Tracker:
         """Return whether a tensor's memory was written after ``value``. Not every write increments the version."""
         if not self._writes:
             return False
-        return self._writes.get(memory_id(tensor), 0) > value.clock
+        written = self._writes.get(memory_id(tensor))
+        return written is not None and written[0] > value.clock
 
     def has_writes(self, tensor: Tensor) -> bool:
         """Return whether this forward pass has written into a tensor's memory."""
-        return memory_id(tensor) in self._writes
+        written = self._writes.get(memory_id(tensor))
+        return written is not None and written[1]() is tensor.untyped_storage()  # otherwise the address was reused
 
     def is_modified(self, tensor: Tensor, value: TrackedTensor) -> bool:
         """Return whether a tensor's contents changed: it has another version or memory, or its memory was written."""
