@@ -17,6 +17,7 @@ from tests.formula import relative_error
 from tests.models.test_grid_bits import differing
 from tests.step import step
 from zoo.engine.reconstruction import reconstruction_errors
+from zoo.models import revcol
 from zoo.models.revcol import RevCol
 
 TINY: dict[str, Any] = {"structure": (1, 2, 1, 1), "channels": (8, 16, 24, 32), "columns": 3}
@@ -118,7 +119,7 @@ def test_parameters_and_state_dict_are_authors(name):
 
 @pytest.mark.parametrize("memory", ["auto", "plain", "checkpoint", "lean"])
 def test_outputs_and_gradients_follow_authors_formulas(memory):
-    model = build("plain" if memory == "lean" else memory).double()
+    model = build("plain" if memory == "lean" else memory, columns=5).double()  # two chains
     zoo.lean(model, enabled=memory == "lean")
     x = images().requires_grad_()
     expected, maps = reference(dict(model.named_parameters()), x)
@@ -176,16 +177,24 @@ def gradient_errors(columns: int) -> list[float]:
 
 
 def test_gradients_of_reconstruction_have_rounding_errors():
-    errors = gradient_errors(8)
-    assert 1e-8 < errors[len(errors) // 2] < 1e-4
-    assert errors[-1] < 0.05
+    errors = gradient_errors(4)
+    assert 1e-8 < errors[len(errors) // 2] < 1e-5
+    assert errors[-1] < 1e-3
+
+
+def test_maps_of_every_fourth_column_bound_errors(monkeypatch):
+    errors = gradient_errors(12)
+    monkeypatch.setattr(revcol, "CHAIN_COLUMNS", 12)
+    of_one_chain = gradient_errors(12)
+    assert errors[len(errors) // 2] < 0.1 * of_one_chain[len(errors) // 2]
+    assert errors[-1] < 0.1 * of_one_chain[-1]
 
 
 def test_meter_finds_errors_of_columns():
-    model = build()
+    model = build(columns=5)
     with reconstruction_errors(model) as errors:
         model(images(torch.float32)).sum().backward()
-    assert errors.keys() == {"0", "1", "2"}
+    assert errors.keys() == {"0", "1", "2", "3", "4"}
     assert all(0 <= error < 1e-4 for error in errors.values())
     assert any(errors.values())
 
@@ -245,12 +254,14 @@ def test_features_are_maps_of_last_column():
         model(x[:, :, :48])
 
 
-def test_held_bytes_do_not_grow_with_columns():
+def test_held_bytes_grow_by_four_maps_every_four_columns():
     def held(columns: int, memory: str = "auto") -> int:
         model, x = build(memory, columns=columns), images(torch.float32)
         return zoo.measure_memory(lambda: model(x).mean(), model.parameters()).held
 
-    assert held(2) == held(8) < 0.1 * held(8, "plain")
+    of_maps = 4 * sum(2 * width * (16 // 2**index) ** 2 for index, width in enumerate(TINY["channels"]))
+    assert held(2) == held(4) == held(8) - of_maps == held(12) - 2 * of_maps
+    assert held(12) < 0.1 * held(12, "plain")
     assert held(8, "checkpoint") < 0.3 * held(8, "plain")
 
 

@@ -6,6 +6,7 @@ Tested by tests/models/test_revcol.py.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -25,6 +26,7 @@ EPS = 1e-6  # of the layer norms
 INIT_STD = 0.02
 SMALLEST_FACTOR = 1e-3  # in absolute value, as backward divides by factors
 REDUCTION = 32  # of the coarsest map
+CHAIN_COLUMNS = 4  # of one chain: rounding errors about double with each column
 
 
 class RevCol(Network):
@@ -35,8 +37,8 @@ class RevCol(Network):
     column. Sides of images are multiples of 32.
 
     Backward reconstructs old maps as (c_i - level_i) / alpha_i. This division is inexact, so that gradients have
-    rounding errors, which factors below 1 amplify in each column. "checkpoint" and "lean" compute the gradients of
-    stored activations.
+    rounding errors, which factors below 1 amplify in each column. The maps after every fourth column are therefore
+    saved. "checkpoint" and "lean" compute the gradients of stored activations.
 
     The authors write factors of an absolute value below 1e-3 as 1e-3 to the parameters in each forward pass. Here
     the parameters are not modified: forward uses the factor 1e-3 with the sign of the parameter, whose gradient is that
@@ -47,8 +49,8 @@ class RevCol(Network):
     - `structure`: blocks of each level.
     - `channels`: of each level.
     - `columns`: number of columns.
-    - `memory`: "auto" saves the output of the stem and the last column's maps for backward, "checkpoint" the maps of
-      each column, "plain" all activations.
+    - `memory`: "auto" saves the output of the stem and the maps of every fourth column for backward, "checkpoint" the
+      maps of each column, "plain" all activations.
     - All others: see `Network`.
 
     Source: Cai et al., Reversible Column Networks, ICLR 2023.
@@ -114,11 +116,14 @@ class RevCol(Network):
             zeros = x.new_zeros(x.shape[0], width, x.shape[2] // 2**index, x.shape[3] // 2**index)
             maps.append(zeros if is_fx_proxy(x) else zeros.to(memory_format=torch.channels_last))
         columns, streams = [self.get_submodule(name) for name in self._columns], (x, *maps)
-        if self.memory != "checkpoint" or is_fx_proxy(x):
-            return run_chain(columns, *streams, store=self.store, meter=self.meter)[1:]
-        streams = run_chain([], *streams, store=True)  # in the precision of the other strategies
-        for column in columns:
-            streams = checkpoint(column, *streams)
+        if self.memory == "checkpoint" and not is_fx_proxy(x):
+            streams = run_chain([], *streams, store=True)  # in the precision of the other strategies
+            for column in columns:
+                streams = checkpoint(column, *streams)
+            return streams[1:]
+        for first in range(0, len(columns), CHAIN_COLUMNS):
+            meter = None if self.meter is None else partial(_report, self.meter, first)
+            streams = run_chain(columns[first : first + CHAIN_COLUMNS], *streams, store=self.store, meter=meter)
         return streams[1:]
 
     def forward_features(self, x: Tensor) -> Tensor:
@@ -207,6 +212,10 @@ class LevelUpdate:
         for source, dsource in zip(self.sources, dsources, strict=True):
             grads = replaced(grads, source, dsource)
         return replaced(ys, self.target, x), replaced(grads, self.target, dy * factor), gradients
+
+
+def _report(meter: ErrorCallback, first: int, index: int, error: float) -> None:
+    meter(first + index, error)
 
 
 def _factor(alpha: Tensor) -> Tensor:
