@@ -514,6 +514,11 @@ CIFAR_RUNS = {  # title: file, label of the runs that reconstruct, label of thos
     "ResNet-32": ("revnet_runs", None, "resnet32_cifar10_short"),
     "RevNet-38": ("revnet_runs", "revnet38_cifar10_short", "revnet38_cifar10_short, stored"),
     "RevNet-38, grid_bits=14": ("revnet_runs", "revnet38_cifar10_short, grid_bits 14", None),
+    "RevBiFPN-S0": ("family_runs", "revbifpn_s0_cifar10_short", "revbifpn_s0_cifar10_short, stored"),
+    "RevBiFPN-S0, grid_bits=14": (
+        "family_runs", "revbifpn_s0_cifar10_short, grid_bits 14", "revbifpn_s0_cifar10_short, grid_bits 14, stored"
+    ),
+    "RevCol-T": ("family_runs", "revcol_tiny_cifar10_short", "revcol_tiny_cifar10_short, stored"),
 }  # fmt: skip
 
 
