@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 import zoo
+from zoo.config.architectures import ARCHITECTURES
 from zoo.layers import ABN
 from zoo.weights import StoredWeights
 
@@ -54,6 +55,28 @@ def test_selected_features_equal_their_entries_in_full_list(arch) -> None:
     assert len(features) == 2
     assert torch.equal(features[0], expected[1])
     assert torch.equal(features[1], expected[-1])
+
+
+FAMILIES = ["resnet18", "wider_resnet16_a2", "densenet121", "resnet32_cifar", "revnet38_cifar", "irevnet_cifar"]
+FAMILIES += ["revnext", "revnext_resnet18", "revbifpn_s0", "revcol_tiny"]
+
+
+@pytest.mark.parametrize(
+    ("arch", "out_indices"),
+    [
+        *((arch, indices) for arch in FAMILIES for indices in [(0,), (1,), (0, 2), (-1,)]),
+        *(("revvit_s", (0,)), ("revvit_s", (-1,))),
+        *((arch, ("stem",)) for arch in ("resnet18", "densenet121", "revnet56")),
+    ],
+)
+def test_what_no_selected_feature_depends_on_is_frozen(arch, out_indices) -> None:
+    """DistributedDataParallel waits for the gradients of all other parameters."""
+    memory = {"memory": "plain"} if "plain" in ARCHITECTURES[arch].memory else {}
+    model = zoo.get(arch, features_only=True, out_indices=out_indices, **memory)
+    sum(feature.square().mean() for feature in model(torch.randn(2, 3, 224, 224))).backward()
+    trained = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
+    assert trained
+    assert trained == {name for name, parameter in model.named_parameters() if parameter.grad is not None}
 
 
 @pytest.mark.parametrize(

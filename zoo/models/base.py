@@ -6,7 +6,7 @@ Tested by tests/models/test_networks.py.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, TypeVar
 
 from torch import Tensor, nn
@@ -140,10 +140,10 @@ class Network(nn.Module):
     def forward_stages(self, x: Tensor) -> list[Tensor]:
         """Return the raw output of each stage, before any later norm. Later layers do not overwrite them.
 
-        After `select_features` only the selected outputs are returned, and stages after the last of them do not run.
+        After `select_features` only the selected outputs are returned.
         """
         selected = range(len(self._stages)) if self._selected is None else self._selected
-        return self._run_stages(x, selected, selected[-1])[1]
+        return self._run_stages(x, selected, max(selected[-1], 0))[1]
 
     def forward_intermediates(
         self,
@@ -255,16 +255,20 @@ class Network(nn.Module):
     def select_features(self, out_indices: Sequence[int | str]) -> None:
         """Make forward return only the stages at these indices; -1 is the last, "stem" the input of the stem's pool.
 
-        Stages after the last selected one do not run, and their parameters are frozen. Raises ConfigError for an index
-        out of range, and for indices that are not increasing.
+        Parameters on which no selected output depends are frozen. Raises ConfigError for an index out of range, and for
+        indices that are not increasing.
         """
         selected = [self._stage_index(index, "out_indices") for index in out_indices]
         if not selected or selected != sorted(set(selected)):
             raise ConfigError(f"out_indices must be one or more different features, finest first; got {out_indices!r}")
         self._selected = selected
-        for stage in self._stages[selected[-1] + 1 :]:
-            for module in stage:
-                self.get_submodule(module).requires_grad_(False)  # otherwise DDP waits for their gradients
+        for unused in self._unused_for(selected):
+            unused.requires_grad_(False)  # otherwise DDP waits for the gradients
+
+    def _unused_for(self, selected: Sequence[int]) -> Iterable[nn.Module | nn.Parameter]:
+        """Return the modules and parameters on which none of the selected outputs depends."""
+        later = self._stages[max(selected[-1], 0) + 1 :]
+        return [self.get_submodule(module) for stage in later for module in stage]
 
     def _stage_index(self, index: int | str, argument: str) -> int:
         """Return the index of a stage from 0, or -1 for the input of the stem's pool; raise ConfigError for others."""

@@ -134,8 +134,8 @@ class RevBiFPN(Network):
             for branch in layer.droppable():
                 branch.drop_path = rate
 
-    def _run_streams(self, x: Tensor, last: int) -> list[Tensor]:
-        """Return the outputs of the neck for the streams from the finest to ``last``."""
+    def _run_streams(self, x: Tensor, selected: Sequence[int]) -> list[Tensor]:
+        """Return the outputs of the neck for the selected streams."""
         check_sides(x, REDUCTION)
         repeats, rest = divmod(self.in_repeated, x.shape[1] if not is_fx_proxy(x) else 3)
         images = torch.cat([x] * repeats + [x[:, :rest]] * (rest > 0), 1)
@@ -143,22 +143,26 @@ class RevBiFPN(Network):
         stream = windows.transpose(1, 2).flatten(1, 2)
         if not is_fx_proxy(x):
             stream = stream.contiguous(memory_format=memory_format_of(x))
-        outputs = []
-        streams = self.rev_stack(stream)
-        for block, each in zip(list(self.rev_stack.recomp_op.values())[: last + 1], streams, strict=False):
-            recomputes = self.recomputes_neck and not self.rev_stack.store and not is_fx_proxy(x)
-            outputs.append(checkpoint(block, each) if recomputes else block(each))
-        return outputs
+        recomputes = self.recomputes_neck and not self.rev_stack.store and not is_fx_proxy(x)
+        streams, blocks = self.rev_stack(stream), list(self.rev_stack.recomp_op.values())
+        pairs = [(blocks[index], streams[index]) for index in selected]
+        return [checkpoint(block, each) if recomputes else block(each) for block, each in pairs]
 
     def forward_features(self, x: Tensor) -> Tensor:
         """Return the last feature map (N, num_features, H / 32, W / 32), normalized and activated."""
-        maps = self._run_streams(x, len(self._stages) - 1)
+        maps = self._run_streams(x, range(len(self._stages)))
         return maps[-1] if self.features_only else self.head(maps)
 
     def _run_stages(self, x: Tensor, selected: Sequence[int], last: int) -> tuple[Tensor, list[Tensor]]:
-        maps = self._run_streams(x, last)
         is_complete = last == len(self._stages) - 1 and not self.features_only
-        return self.head(maps) if is_complete else maps[-1], [maps[index] for index in selected]
+        wanted = range(last + 1) if is_complete else sorted({*selected, last})
+        maps = dict(zip(wanted, self._run_streams(x, wanted), strict=True))
+        return self.head(list(maps.values())) if is_complete else maps[last], [maps[index] for index in selected]
+
+    def _unused_for(self, selected: Sequence[int]) -> Iterable[nn.Module | nn.Parameter]:
+        silo, blocks = list(self.rev_stack)[-1], self.rev_stack.recomp_op.values()
+        necks = [block for index, block in enumerate(blocks) if index not in selected]
+        return [*necks, *silo.unused_for(selected)]
 
     def forward_head(self, x: Tensor, pre_logits: bool = False) -> Tensor:
         """Return the logits for the output of `forward_features`; with ``pre_logits``, the input of ``head.fc``."""
@@ -347,6 +351,16 @@ class Silo(LinkedModule):
         last = f"_{len(self.channels) - 1}" if self.appends else "none"
         branches = [block for name, block in self.f.items() if not name.endswith(last)]
         return [*branches, *(block for block in self.g.modules() if isinstance(block, MBConv))]  # type: ignore[list-item]
+
+    def unused_for(self, selected: Sequence[int]) -> Iterable[nn.Module]:
+        """Return the functions that change none of the selected streams, neither directly nor through coarser ones."""
+        last = len(self.channels) - 1
+        for i in range(last + 1):
+            for j in range(last + 1):
+                if i < j < selected[0]:
+                    yield self.f[f"xform_{i}_{j}"]
+                elif i > j and j not in selected:
+                    yield self.g[f"xform_{last - i}_{last - j}"]
 
 
 class _SplitAll(Link):

@@ -134,6 +134,15 @@ class RevCol(Network):
         maps = self._run_columns(x)
         return maps[last], [maps[index] for index in selected]
 
+    def _unused_for(self, selected: Sequence[int]) -> Iterable[nn.Module | nn.Parameter]:
+        used = selected[-1]  # the coarsest map of a column on which a selected one depends
+        for name in reversed(self._columns):
+            column = self.get_submodule(name)
+            for index in range(used + 1, len(self.channels)):
+                yield column.get_submodule(f"level{index}")
+                yield column.get_parameter(f"alpha{index}")
+            used += 1
+
     def forward_head(self, x: Tensor, pre_logits: bool = False) -> Tensor:
         """Return the logits for the output of `forward_features`; with ``pre_logits``, the linear layer's input."""
         return self.cls(x, pre_logits) if hasattr(self, "cls") else self.global_pool(x)
