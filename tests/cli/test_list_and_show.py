@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 import torch
 
+import zoo
 from zoo.cli import main
 from zoo.config.parse import load_experiment, parse_experiment
 
@@ -19,8 +21,9 @@ def test_table_has_sizes_and_published_scores(capsys: pytest.CaptureFixture[str]
     assert main(["list", "resnext101*"]) == 0
     lines = capsys.readouterr().out.splitlines()
     rows = {_cells(line)[0]: _cells(line) for line in lines if line.startswith("| resnext101")}
-    assert rows["resnext101"] == ["resnext101", "42.84", "100", "64 256 512 1024 2048", "", "", "", ""]
-    assert rows["resnext101_ipabn_lr_512"][4:] == ["78.08 / 93.79", "79.52 / 94.66", "79.38 / 94.67", ""]
+    assert rows["resnext101"] == ["resnext101", "42.84", "100", "64 256 512 1024 2048", *[""] * 7]
+    scores = ["78.08 / 93.79", "79.52 / 94.66", "", "", "79.38 / 94.67", "", ""]
+    assert rows["resnext101_ipabn_lr_512"][4:] == scores
     assert len(rows) == 4
 
 
@@ -34,6 +37,21 @@ def test_published_network_is_shown_with_origin_and_license(capsys: pytest.Captu
     out = capsys.readouterr().out
     for fact in ("42,902,312", "three 3x3", "3b7a221cbc076410eb12c8dd361b7e4e", "ImageNet terms", "79.52", "mod5"):
         assert fact in out
+
+
+def test_weights_without_recipe_are_shown_and_not_trained(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    assert main(["show", "revbifpn_s3_imagenet", "--json"]) == 0
+    shown = json.loads(capsys.readouterr().out)["published"]
+    assert (shown["batch"], len(shown["sha256"]), shown["license"]) == (None, 64, "BSD-3-Clause")
+    assert "drive_id" not in shown
+    assert main(["list", "revbifpn_s3*"]) == 0
+    row = _cells(next(line for line in capsys.readouterr().out.splitlines() if "revbifpn_s3_imagenet" in line))
+    assert row[4:] == ["", "", "", "81.10", "", "", ""]
+    assert main(["train", "revbifpn_s3_imagenet", str(tmp_path), "--log-dir", str(tmp_path), "--epochs", "1"]) == 2
+    message = "optimizer: the published weights of revbifpn_s3 come without the settings of their optimizer; add this"
+    assert message in capsys.readouterr().err
+    with pytest.raises(zoo.ConfigError, match=message):
+        zoo.train("revbifpn_s3", tmp_path, experiment="revbifpn_s3_imagenet", log_dir=tmp_path)
 
 
 def test_doctor_names_versions_kernels_and_folders(

@@ -13,7 +13,7 @@ import torch
 import zoo
 from tests.hub_server import Hub
 from zoo.cli import main
-from zoo.config.published import published
+from zoo.config.published import Digest, published
 from zoo.weights import md5_of, read_state_dict
 
 REPOSITORY = "me/net"
@@ -83,7 +83,7 @@ def test_license_is_given_or_taken_from_published_weights(
     assert f"the license of {weights} is unknown; give it, such as --license apache-2.0" in capsys.readouterr().err
     assert not hub.requests
     entry = published()["resnet34_ipabn-sync_lr_512"]
-    monkeypatch.setattr(entry, "md5", md5_of(weights))
+    monkeypatch.setattr(entry, "digest", Digest("md5", md5_of(weights)))
     assert push(weights, weights) == 0
     assert "license: other\nlicense_name: imagenet-terms-of-access\n" in card_of(hub)
     assert "- License: ImageNet terms of access" in card_of(hub)

@@ -14,7 +14,7 @@ import zoo
 from tests.data.imagenet import NUM_IMAGES, make_imagenet, shrink_imagenet
 from zoo.cli import main
 from zoo.config.parse import parse_experiment
-from zoo.config.published import published
+from zoo.config.published import Digest, published
 from zoo.errors import EXIT_KEYBOARD_INTERRUPT, WeightsError
 from zoo.registry.load_network import LoadedNetwork
 from zoo.reproduce import inplace_abn_scores
@@ -87,7 +87,7 @@ def test_all_protocols_are_measured_beside_published_scores(
     ]
     for row in rows:
         assert (row["top1"], row["top5"], row["count"]) == (100.0, 100.0, NUM_IMAGES)
-        assert row["weights_md5"] == published()[NAME].md5
+        assert row["weights_md5"] == published()[NAME].digest.digits
         assert row["environment"]["torch"] == torch.__version__
         assert row["command"].startswith(f"zoo reproduce imagenet --data {data} --out {tmp_path / 'out'}")
     printed = capsys.readouterr().out
@@ -185,9 +185,10 @@ def test_verified_weights_from_cache_are_scored(
     code, rows = _reproduce(data, tmp_path, "--protocols", "center224")
     assert (code, rows) == (2, []), "a file with another md5 than the published one is not scored"
     assert (
-        f"left out: {NAME}: {file}: the md5 is {md5_of(file)}, not {published()[NAME].md5}" in capsys.readouterr().out
+        f"left out: {NAME}: {file}: the md5 is {md5_of(file)}, not {published()[NAME].digest.digits}"
+        in capsys.readouterr().out
     )
-    monkeypatch.setattr(published()[NAME], "md5", md5_of(file))
+    monkeypatch.setattr(published()[NAME], "digest", Digest("md5", md5_of(file)))
     code, (row,) = _reproduce(data, tmp_path, "--protocols", "center224")
     validation = tmp_path / "validation.json"
     assert main(["validate", NAME, str(data), "--protocol", "center224", "-j", "0", "--json", str(validation)]) == 0

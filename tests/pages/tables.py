@@ -119,16 +119,18 @@ def options() -> str:
 def published_scores() -> str:
     rows, segmenting = [], []
     for name, entry in published().items():
+        if entry.digest.kind != "md5":
+            continue  # not of the original project
         if entry.experiment.task == "segmentation":
             ((protocol, score),) = entry.scores.items()
             segmenting.append(
                 f"`{name}` segments street scenes: {score['miou']:.2f} % mIoU ({protocol}) on the test images of "
-                f"Mapillary Vistas ([file]({entry.page}), md5 `{entry.md5}`)."
+                f"Mapillary Vistas ([file]({entry.page}), md5 `{entry.digest.digits}`)."
             )
             continue
         scores = [entry.scores[key] for key in ("center224", "tencrop224", "center320")]
         columns = [f"{score['top1']:.2f} / {score['top5']:.2f}" for score in scores]
-        rows.append([f"`{name}`", *columns, f"[file]({entry.page}) `{entry.md5}`"])
+        rows.append([f"`{name}`", *columns, f"[file]({entry.page}) `{entry.digest.digits}`"])
     return "\n\n".join(
         [table(["name", "224", "224, ten crops", "320", "weights, md5"], rows, text_columns=5), *segmenting]
     )
@@ -562,6 +564,9 @@ PAPERS = {  # the first pattern that matches the name of a file
     "imagenet_convnext_*": "ConvNeXt",
     "imagenet_deit_*": "DeiT",
     "imagenet_swin_*": "Swin",
+    "imagenet_revcol_*": "RevCol",
+    "revcol_*": "RevCol",
+    "revbifpn_*": "RevBiFPN",
     "imagenet_*": "",
     "cityscapes_*": "InPlace-ABN",
     "coco_stuff_*": "InPlace-ABN",
@@ -591,9 +596,9 @@ def experiments() -> str:
         experiment, name = load_experiment(path), path.stem
         network, optimizer = experiment.network, experiment.optimizer
         paper = next((paper for pattern, paper in PAPERS.items() if fnmatchcase(name, pattern)), "")
+        recipe = [str(optimizer.batch_size), str(optimizer.schedule.epochs)] if experiment.has_recipe else ["", ""]
         rows.append([f"[`{name}`]({path.name})", f"`{network.arch}`", network.norm, paper, _expected(experiment),
-                     _measured(name), str(optimizer.batch_size),
-                     str(optimizer.schedule.epochs)])  # fmt: skip
+                     _measured(name), *recipe])  # fmt: skip
     headers = ["experiment", "network", "norm", "paper", "expected", "measured here", "batch", "epochs"]
     return table(headers, rows, text_columns=6)
 
@@ -629,7 +634,7 @@ def training_recipes() -> str:
         assert expected is not None
         score = expected.scores["center224"]
         size, link = f"{optimizer.batch_size:,}", f"[`{name}`]({name}.json)"
-        scores = [f"{score.top1}", f"{score.top5}"]
+        scores = [f"{score.top1}", "" if score.top5 is None else f"{score.top5}"]
         rows.append([link, expected.source, str(optimizer.schedule.epochs), size, *scores])
     headers = ["experiment", "source of the scores", "epochs", "batch size", "top-1, %", "top-5, %"]
     return table(headers, rows, text_columns=2)

@@ -33,7 +33,7 @@ def test_names_are_listed_in_natural_order():
     assert set(names) == set(ARCHITECTURES) | set(published())
     resnets = zoo.list_models("resnet*")
     assert resnets.index("resnet34") < resnets.index("resnet34_ipabn-sync_lr_512") < resnets.index("resnet101")
-    assert len(zoo.list_models(pretrained=True)) == 10
+    assert len(zoo.list_models(pretrained=True)) == 17
     assert zoo.list_models("densenet*", pretrained=True) == ["densenet264_ipabn_lr_256"]
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from tests.hub_server import _package_and_hub, hub
 from tests.weights.server import Server
-from zoo.config.published import published
+from zoo.config.published import Digest, published
 from zoo.weights import cache as weights_cache
 
 __all__ = ["_package_and_hub", "hub"]
@@ -27,7 +27,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("ZOO_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("NO_PROXY", "*")
     monkeypatch.delenv("ZOO_OFFLINE", raising=False)
-    monkeypatch.setattr(published()[NAME], "md5", MD5)
+    monkeypatch.setattr(published()[NAME], "digest", Digest("md5", MD5))
     monkeypatch.setattr(weights_cache, "TIMEOUT_S", (0.8, 0.8))
     monkeypatch.setattr(weights_cache, "RETRIES", 1)
     return tmp_path / "cache" / "weights"

@@ -20,7 +20,7 @@ import torch
 import zoo
 from tests.weights.conftest import CONTENT, MD5, NAME
 from tests.weights.server import Answer, Handler, Server, fails, redirects, sends, stalls, truncates
-from zoo.config.published import entry_of, published
+from zoo.config.published import Digest, entry_of, published
 from zoo.data.prepare.sample import unpack_sample
 from zoo.errors import ConfigError, WeightsError
 from zoo.weights import cache as weights_cache
@@ -32,8 +32,8 @@ WRONG = bytes(reversed(CONTENT))
 FETCH = f"""
 import sys
 from zoo.weights import fetch_weights
-from zoo.config.published import published
-published()[{NAME!r}].md5 = {MD5!r}
+from zoo.config.published import Digest, published
+published()[{NAME!r}].digest = Digest("md5", {MD5!r})
 print("ready", flush=True)
 sys.stdin.readline()
 print(fetch_weights({NAME!r}), flush=True)
@@ -48,6 +48,22 @@ def put_in_cache(content: bytes = CONTENT) -> Path:
 
 
 # Where the file comes from
+
+
+def test_file_of_another_server_is_verified_by_its_sha256(monkeypatch: pytest.MonkeyPatch) -> None:
+    def deliver(url: str, output: str, **options: object) -> None:
+        assert url == "https://cerebras-public.s3.us-west-2.amazonaws.com/revbifpn/revbifpn_s0.pth.tar"
+        Path(output).write_bytes(CONTENT)
+
+    name, found = "revbifpn_s0_imagenet", hashlib.sha256(CONTENT).hexdigest()
+    monkeypatch.delenv("ZOO_WEIGHTS_URL")
+    monkeypatch.setattr("gdown.download", deliver)
+    expected = "a9ee012a2670003ea18deca1afaed7c1323ffaafc83b0a30874d262bf2403cfa"
+    message = f"300,004 bytes were received, but the sha256 is {found}, not {expected}; .*open {entry_of(name).page} in"
+    with pytest.raises(WeightsError, match=message):
+        fetch_weights(name)
+    monkeypatch.setattr(published()[name], "digest", Digest("sha256", found))
+    assert fetch_weights(name).read_bytes() == CONTENT
 
 
 def test_file_in_cache_is_not_downloaded_again(server: Server) -> None:
@@ -252,7 +268,7 @@ def test_get_pretrained_downloads_verifies_and_loads(
     state_dict = zoo.get(NAME).state_dict()
     torch.save({"state_dict": {f"module.{key}": value for key, value in state_dict.items()}}, tmp_path / "w")
     server.content = (tmp_path / "w").read_bytes()
-    monkeypatch.setattr(published()[NAME], "md5", hashlib.md5(server.content).hexdigest())
+    monkeypatch.setattr(published()[NAME], "digest", Digest("md5", hashlib.md5(server.content).hexdigest()))
     with caplog.at_level(logging.INFO, logger="zoo"):
         for name in (NAME, "resnet34"):
             model = zoo.get(name, pretrained=True)

@@ -12,7 +12,11 @@ from typing import Any
 from zoo.cli.options import Command, argument
 from zoo.errors import ConfigError, escape, nearest
 
-PROTOCOL_TITLES = {"center224": "224", "tencrop224": "224, ten crops", "center320": "320", "whole-flip": "mIoU"}
+PROTOCOL_TITLES = {
+    **{"center224": "224", "tencrop224": "224, ten crops"},
+    **{f"center{side}": str(side) for side in (256, 288, 320, 352)},
+    "whole-flip": "mIoU",
+}
 
 
 @dataclass(frozen=True, kw_only=True)

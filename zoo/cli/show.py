@@ -91,9 +91,9 @@ def _facts_of_network(name: str) -> dict[str, Any]:
         "published": {
             "name": about.name,
             "network": about.experiment.network.model_dump(mode="json"),
-            "batch": about.experiment.optimizer.batch_size,
-            "md5": about.md5,
-            **about.weights.model_dump(),
+            "batch": about.experiment.optimizer.batch_size if about.experiment.has_recipe else None,
+            about.digest.kind: about.digest.digits,
+            **about.weights.model_dump(exclude_none=True),
             "page": about.page,
             "source": about.expected.source,
         },

@@ -164,12 +164,23 @@ class Score(Section):
 
 
 class PublishedWeights(Section):
-    """Published weights file; checksums.md5 has its md5, under the name of the experiment."""
+    """Published weights file, on Google Drive or at a url. checksums.md5 has the md5 of each file on Google Drive."""
 
-    drive_id: Annotated[str, Field(min_length=1)]
+    drive_id: Annotated[str, Field(min_length=1)] | None = None
     """Google Drive ID of the file."""
+    url: Annotated[str, Field(pattern="^https://")] | None = None
+    """Address of the file."""
+    sha256: Annotated[str, Field(pattern="^[0-9a-f]{64}$")] | None = None
+    """SHA-256 of the file at this url, hexadecimal."""
     license: Annotated[str, Field(min_length=1)]
     """License of the file."""
+
+    def conflicts(self) -> Iterator[tuple[str, str]]:
+        """Yield the problems of two addresses or none, and of a url without its digest or a digest without its url."""
+        if (self.drive_id is None) == (self.url is None):
+            yield "drive_id", "should be given, or url instead of it"
+        if (self.url is None) != (self.sha256 is None):
+            yield "sha256", "should be given with url, and only with it"
 
 
 class Expected(Section):
@@ -268,6 +279,12 @@ class Experiment(Section):
             for key in section.classification_only:
                 if getattr(section, key) != type(section).model_fields[key].default:
                     yield f"{name}.{key}", "is not used in segmentation; remove the key"
+
+    @property
+    def has_recipe(self) -> bool:
+        """Whether this says how to train the network; published weights may come without their optimizer settings."""
+        is_published = self.expected is not None and self.expected.weights is not None
+        return not is_published or "optimizer" in self.model_fields_set
 
     def defaults(self) -> Experiment:
         """Return the default experiment, with a ``segmentation`` section if this one has it."""

@@ -1,6 +1,7 @@
-"""The published weights: checksums.md5 names them, the experiment file of the same name says everything else.
+"""The published weights: experiments that say where the weights are.
 
-Nothing here imports torch.
+checksums.md5 has the digests of the original project's files. Other files have a SHA-256 in their experiment. Nothing
+here imports torch.
 
 Tested by tests/test_experiments.py.
 """
@@ -9,6 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cache
+from typing import NamedTuple
 
 from zoo.config.experiment import Expected, Experiment, PublishedWeights
 from zoo.config.network import NetworkSpec
@@ -18,20 +20,30 @@ from zoo.errors import ConfigError, nearest
 WEIGHTS_SUFFIX = ".pth.tar"
 
 
+class Digest(NamedTuple):
+    """Digest of a file: "md5" or "sha256", and its hexadecimal digits."""
+
+    kind: str
+    digits: str
+
+    def __str__(self) -> str:
+        return " ".join(self)
+
+
 @dataclass
 class Published:
     """Published weights.
 
     Args:
     - `name`: name of the weights and of their experiment.
-    - `md5`: md5 of the file, 32 hexadecimal digits.
+    - `digest`: digest of the file as its authors published it.
     - `weights`: where the file is, and under which license.
     - `expected`: how they score, and where the scores were published.
     - `experiment`: how they were trained.
     """
 
     name: str
-    md5: str
+    digest: Digest
     weights: PublishedWeights
     expected: Expected
     experiment: Experiment
@@ -49,15 +61,17 @@ class Published:
     @property
     def page(self) -> str:
         """The address at which a person finds the file in a browser."""
-        return f"https://drive.google.com/file/d/{self.weights.drive_id}/view"
+        return self.weights.url or f"https://drive.google.com/file/d/{self.weights.drive_id}/view"
 
 
 @cache
 def published() -> dict[str, Published]:
-    """Return the published weights by name, in the order of checksums.md5."""
+    """Return the published weights by name: in the order of checksums.md5, and then those with a SHA-256, sorted."""
     lines = (experiments_dir().parent / "checksums.md5").read_text(encoding="ascii").splitlines()
     md5s = {name.removesuffix(WEIGHTS_SUFFIX): md5 for md5, name in map(str.split, lines)}
-    return {name: _published(name, md5) for name, md5 in md5s.items()}
+    # The text is searched first, because parsing all experiments takes long.
+    others = [file.stem for file in sorted(experiments_dir().glob("*.json")) if '"sha256"' in file.read_text("utf-8")]
+    return {name: _published(name, md5s.get(name)) for name in (*md5s, *others)}
 
 
 def entry_of(name: str) -> Published:
@@ -80,11 +94,13 @@ def published_spec(name: str) -> NetworkSpec:
     return experiment.network.described(experiment.input)
 
 
-def _published(name: str, md5: str) -> Published:
+def _published(name: str, md5: str | None) -> Published:
     file = find_experiment(name)
     assert file is not None, f"checksums.md5 names {name}, for which there is no experiment file"
     experiment = load_experiment(file, log_notices=False)  # nobody asked for this experiment yet
     expected = experiment.expected
     assert expected is not None, f"{file} has no scores"
     assert expected.weights is not None, f"{file} does not say where the weights are"
-    return Published(name, md5, expected.weights, expected, experiment)
+    kind, digits = ("md5", md5) if expected.weights.sha256 is None else ("sha256", expected.weights.sha256)
+    assert digits is not None, f"checksums.md5 does not have {name}"
+    return Published(name, Digest(kind, digits), expected.weights, expected, experiment)

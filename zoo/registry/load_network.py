@@ -44,12 +44,13 @@ class LoadedNetwork:
     class_names: Sequence[str] | None = None
 
     def digests(self) -> tuple[str | None, str | None]:
-        """Return md5 and sha256 of the weights file; of published weights the md5 alone, None for unknown ones."""
+        """Return md5 and sha256 of the weights file; of published weights the published one, None for unknown ones."""
         if self.weights is None:
             return None, None
-        name = published_name(self.weights)  # reading published weights verifies their md5
+        name = published_name(self.weights)  # reading published weights verifies their digest
         if name is not None:
-            return entry_of(name).md5, None
+            known = dict([entry_of(name).digest])
+            return known.get("md5"), known.get("sha256")
         digests = digests_of(self.weights)
         return digests["md5"], digests["sha256"]
 

@@ -89,8 +89,9 @@ def reproduce_imagenet(
 
 
 def choose_networks(patterns: Sequence[str]) -> list[str]:
-    """Return the published networks that match shell-style patterns; ConfigError for a pattern that matches none."""
-    known = [name for name, entry in published().items() if entry.experiment.task == "classification"]
+    """Return the paper's networks that match shell-style patterns; ConfigError for a pattern that matches none."""
+    of_paper = {name for (name, _), _ in compare_imagenet_scores([])}
+    known = [name for name in published() if name in of_paper]
     for pattern in patterns:
         if not fnmatch.filter(known, pattern):
             what = f"no published network is called {pattern!r}"

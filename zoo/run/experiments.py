@@ -134,11 +134,13 @@ def experiment_for(
     """Return the experiment with this name or path; for a network, the default experiment with ``settings``.
 
     The default experiment has the number of classes of ``data``. The other arguments: see `zoo.train`. Raises
-    ConfigError, with the nearest names, for unknown names, and for two experiments.
+    ConfigError, with the nearest names, for unknown names, for two experiments, and for published weights without the
+    settings of their training.
     """
     if not isinstance(network, (nn.Module, NetworkSpec, Experiment)):
         network = _load_if_named(os.fspath(network))
     if isinstance(network, Experiment):
+        _check_recipe(network)
         if settings is not None:
             what = "two experiments are given"
             raise ConfigError(what, "experiment", "give a network and an experiment, or an experiment alone")
@@ -146,6 +148,7 @@ def experiment_for(
     if isinstance(settings, (str, os.PathLike)):
         settings = load_experiment(Path(settings))
     if isinstance(settings, Experiment):
+        _check_recipe(settings)
         settings = settings.model_dump(mode="json", exclude={"network", "expected"})
     if isinstance(network, str) and settings is None:
         logger.info(
@@ -154,6 +157,13 @@ def experiment_for(
             network,
         )
     return with_changes(default_experiment(network, data, settings), epochs, batch_size, memory, replicas)
+
+
+def _check_recipe(experiment: Experiment) -> None:
+    if not experiment.has_recipe:
+        arch = experiment.network.arch
+        what = f"the published weights of {arch} come without the settings of their optimizer"
+        raise ConfigError(what, "optimizer", f"add this section to a copy of the file, or train {arch}")
 
 
 def _load_if_named(name: str) -> Experiment | str:

@@ -57,8 +57,8 @@ def push(
     if odd := [key for key, tensor in state_dict.items() if not tensor.isfinite().all()]:
         what = f"{len(odd)} of {len(state_dict)} tensors hold infinities or NaN: {join_names(odd)}"
         raise WeightsError(what, network.weights, "publish weights whose outputs are finite")
-    md5, _ = network.digests()
-    entry = next((each for each in published().values() if each.md5 == md5), None)
+    digests = network.digests()
+    entry = next((each for each in published().values() if each.digest.digits in digests), None)
     if license_id is None and entry is None:
         what = f"the license of {escape(network.weights)} is unknown"
         raise ConfigError(what, remedy="give it, such as --license apache-2.0")

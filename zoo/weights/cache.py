@@ -1,4 +1,4 @@
-"""The cache of published weights: files are downloaded into it, and their md5 is verified whenever they are opened.
+"""The cache of published weights: files are downloaded into it, and verified whenever they are opened.
 
 Tested by tests/weights/test_fetch.py.
 """
@@ -18,7 +18,7 @@ from urllib.parse import quote
 from filelock import FileLock
 from tqdm import tqdm
 
-from zoo.config.published import WEIGHTS_SUFFIX, entry_of, published
+from zoo.config.published import WEIGHTS_SUFFIX, Digest, entry_of, published
 from zoo.errors import ConfigError, WeightsError, escape, hide_password, truncate
 from zoo.files import cache_dir, is_offline, open_regular
 
@@ -28,7 +28,7 @@ DRIVE_URL = "https://drive.google.com/uc"
 READ_BYTES = 2**20
 TIMEOUT_S = 10.0, 30.0  # to connect, and between two packets
 RETRIES = 4
-MAX_FILE_BYTES = 2**32  # the largest published file, of 109 million parameters, has 0.44 GB
+MAX_FILE_BYTES = 2**32  # the largest published file, of 142 million parameters, has 0.57 GB
 
 
 def weights_path(name: str) -> Path:
@@ -49,12 +49,12 @@ def fetch_weights(name: str) -> Path:
 
 
 def open_published(name: str) -> IO[bytes]:
-    """Return the published weights ``name`` as an open file whose md5 was verified; download them if necessary.
+    """Return the published weights ``name`` as an open, verified file; download them if necessary.
 
-    The md5 is computed through the returned file object, so what is read is what was verified. $ZOO_WEIGHTS_URL is the
+    The digest is computed through the returned file object, so what is read is what was verified. $ZOO_WEIGHTS_URL is the
     address of a mirror with files ADDRESS/NAME.pth.tar; $ZOO_OFFLINE=1 forbids downloads.
 
-    Raises ConfigError for an unknown name, and WeightsError for weights that are unavailable or have a wrong md5.
+    Raises ConfigError for an unknown name, and WeightsError for weights that are unavailable or have a wrong digest.
     """
     entry_of(name)
     path = weights_path(name)
@@ -62,10 +62,9 @@ def open_published(name: str) -> IO[bytes]:
         _fetch(name, path)
     file = open_weights(path)
     try:
-        md5 = _digests_of_open(file, path, "md5")["md5"]
-        if md5 != entry_of(name).md5:
+        if fault := _fault_of(file, path, entry_of(name).digest):
             remedy = f"remove it and run zoo fetch {name}, or pass its path as weights= if it is meant to differ"
-            raise WeightsError(_mismatch(name, md5), path, remedy)
+            raise WeightsError(fault, path, remedy)
         file.seek(0)
     except BaseException:
         file.close()
@@ -95,15 +94,17 @@ def _fetch(name: str, path: Path) -> None:
 
 
 def _download_verified(name: str, url: str, path: Path) -> None:
-    """Download into a folder beside ``path``, and move the file to ``path`` if its md5 is right."""
+    """Download into a folder beside ``path``, and move the file to ``path`` if its digest is right."""
     folder = path.with_name(f"{path.name}.part")
     shutil.rmtree(folder, ignore_errors=True)  # of a killed process
     folder.mkdir()
     try:
         unverified = folder / path.name
         reason = _download(name, url, unverified)
-        if not reason and (md5 := md5_of(unverified)) != entry_of(name).md5:
-            reason = f"{unverified.stat().st_size:,} bytes were received, but {_mismatch(name, md5)}"
+        if not reason:
+            with open_weights(unverified) as file:
+                if fault := _fault_of(file, unverified, entry_of(name).digest):
+                    reason = f"{unverified.stat().st_size:,} bytes were received, but {fault}"
         if reason:
             mirror = "check ZOO_WEIGHTS_URL" if os.environ.get("ZOO_WEIGHTS_URL") else "set ZOO_WEIGHTS_URL to a mirror"
             remedy = f"try again later (zoo fetch {name}), {mirror}, or {_by_hand(name, path)}"
@@ -149,10 +150,11 @@ def _reason_of(error: BaseException) -> str:
 
 
 def _url_of(name: str) -> str:
-    """Return the address of the published weights ``name`` on the mirror if one is set, otherwise on Google Drive."""
+    """Return the address of the published weights ``name`` on the mirror if one is set, otherwise where its authors keep it."""
     mirror = os.environ.get("ZOO_WEIGHTS_URL", "").strip()
     if not mirror:
-        return f"{DRIVE_URL}?id={entry_of(name).weights.drive_id}"
+        weights = entry_of(name).weights
+        return weights.url or f"{DRIVE_URL}?id={weights.drive_id}"
     if not re.match(r"https?://[^/]", mirror):
         raise ConfigError(f"ZOO_WEIGHTS_URL must be an address such as https://example.org/weights, got {mirror!r}")
     return f"{mirror.rstrip('/')}/{quote(name + WEIGHTS_SUFFIX)}"
@@ -160,11 +162,13 @@ def _url_of(name: str) -> str:
 
 def _by_hand(name: str, path: Path) -> str:
     """Return how to download the weights with a browser."""
-    return f"open {entry_of(name).page} in a browser and save the file (md5 {entry_of(name).md5}) as {escape(path)}"
+    return f"open {entry_of(name).page} in a browser and save the file ({entry_of(name).digest}) as {escape(path)}"
 
 
-def _mismatch(name: str, md5: str) -> str:
-    return f"the md5 is {md5}, not {entry_of(name).md5}"
+def _fault_of(file: IO[bytes], path: Path, expected: Digest) -> str:
+    """Return how the digest of an open file differs from the expected one, "" if it does not."""
+    digits = _digests_of_open(file, path, expected.kind)[expected.kind]
+    return "" if digits == expected.digits else f"the {expected.kind} is {digits}, not {expected.digits}"
 
 
 def open_weights(path: str | os.PathLike[str]) -> IO[bytes]:
