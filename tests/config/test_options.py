@@ -29,6 +29,9 @@ def keyword_arguments(family: str) -> Iterator[str]:
 
 
 def _body_arguments(arch: Architecture) -> set[str]:
+    if arch.family == "pyramid":
+        body = ARCHITECTURES[arch.structure["body"]]
+        return {*keyword_arguments(body.family)} - body.structure.keys()
     return {"input_3x3"} & set(arch.options.model_fields) if arch.family == "deeplab" else set()
 
 

@@ -13,7 +13,7 @@ from tests.layers.test_deeplab_head import paper_head
 from zoo.config.architectures import ARCHITECTURES
 from zoo.layers import ABN, freeze_norms
 
-DEEPLABS = [name for name, record in ARCHITECTURES.items() if record.task == "segmentation"]
+DEEPLABS = [name for name, record in ARCHITECTURES.items() if record.family == "deeplab"]
 
 
 def build_meta(name: str, **arguments) -> nn.Module:

@@ -87,12 +87,12 @@ def test_checkpoint_describes_its_network(model: nn.Module, tmp_path: Path) -> N
 
 def test_files_of_the_other_task_name_command_for_them(model: nn.Module, body_file: Path, tmp_path: Path) -> None:
     deeplab = write(tmp_path / "deeplab.pth", {"state_dict": container(model)})
-    with pytest.raises(WeightsError, match=r"weights of a DeepLab.*pass them to a deeplab_\* network"):
+    with pytest.raises(WeightsError, match=r"weights of a segmentation network.*pass them to deeplab_\* or pyr"):
         zoo.get("resnet18", norm="inplace", weights=deeplab)
     with pytest.raises(WeightsError, match="arch='resnet18' in the file, but arch='deeplab_resnet18' is asked for"):
         zoo.get("deeplab_resnet18", weights=body_file)
     bare = write(tmp_path / "bare.pth", read_state_dict(body_file))
-    with pytest.raises(WeightsError, match=r"(?s)not the weights of a DeepLab.*pass them as body_weights to zoo.get"):
+    with pytest.raises(WeightsError, match=r"(?s)not the weights of a segmentation network.*pass them as body_weights"):
         zoo.get("deeplab_resnet18", weights=bare)
 
 
@@ -125,7 +125,7 @@ def test_load_weights_puts_classification_network_into_body(body_file: Path) -> 
     ("name", "arguments", "error", "message"),
     [
         ("deeplab_resnet34", {}, WeightsError, "arch='resnet18' in the file, but arch='resnet34'"),
-        ("resnet18", {}, ConfigError, r"for the body of a deeplab_\* network"),
+        ("resnet18", {}, ConfigError, r"for the body of a segmentation network"),
         ("deeplab_resnet18", {"weights": True}, ConfigError, "two sources"),
     ],
 )

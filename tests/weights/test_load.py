@@ -179,3 +179,15 @@ def test_prefix_of_module_around_network_is_named() -> None:
     wrapped = {f"model.{key}": tensor for key, tensor in model.state_dict().items()}
     with pytest.raises(WeightsError, match=r"prefix 'model\.' of a module around the network, such as Lightning's"):
         load_state_dict(model, wrapped, source="lightning.ckpt")
+
+
+@pytest.mark.parametrize("arch", ["irevnet_cifar", "revbifpn_s0", "pyramid_revbifpn_s0"])
+def test_described_file_loads_if_no_convolution_reads_the_image(arch: str, tmp_path: Path) -> None:
+    """Their first convolution reads windows of the image, so the file does not show the number of image channels."""
+    network = zoo.get(arch, num_classes=3)
+    described = {"state_dict": network.state_dict(), "network": network.built_as.model_dump(mode="json")}
+    torch.save(described, tmp_path / "w.pth")
+    loaded = zoo.get(tmp_path / "w.pth")
+    assert all(map(torch.equal, loaded.state_dict().values(), network.state_dict().values()))
+    with pytest.raises(zoo.ConfigError, match=r"in_chans: .* supports only RGB images"):
+        zoo.get(arch, in_chans=1)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any, Literal
@@ -341,8 +341,19 @@ def _deeplab(body: Architecture) -> Architecture:
     )
 
 
+def _pyramid(body: Architecture) -> Architecture:
+    """Return the network with the head of HRNetV2 on ``body``."""
+    return replace(
+        body, name=f"pyramid_{body.name}", family="pyramid", structure={"body": body.name}, task="segmentation"
+    )
+
+
 ARCHITECTURES |= {
-    arch.name: arch for arch in [_deeplab(body) for body in ARCHITECTURES.values() if 8 in body.dilations]
+    arch.name: arch
+    for arch in [
+        *(_deeplab(body) for body in ARCHITECTURES.values() if 8 in body.dilations),
+        *(_pyramid(body) for body in ARCHITECTURES.values() if body.family == "revbifpn"),
+    ]
 }
 
 # ResNet -> its RevNet counterpart in Gomez et al. 2017, Table 2.

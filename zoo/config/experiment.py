@@ -212,7 +212,7 @@ class Experiment(Section):
     training: Training = Training()
     """Computation of training steps."""
     segmentation: Segmentation | None = None
-    """Label maps and crops of a segmentation; set automatically for deeplab_* networks, null for classification."""
+    """Label maps and crops of a segmentation; set automatically for segmentation networks, null for classification."""
     checkpoint: CheckpointConfig = CheckpointConfig()
     """When checkpoints are written."""
     seed: Annotated[int, Field(ge=0, lt=2**32)] = 0
@@ -260,11 +260,14 @@ class Experiment(Section):
         if is_external(arch):
             yield (
                 "segmentation",
-                "networks of other packages are trained as classifiers; remove the section, or use a deeplab_* network",
+                "networks of other packages are trained as classifiers; remove it, or use deeplab_* or pyramid_*",
             )
             return
         if arch in ARCHITECTURES and ARCHITECTURES[arch].task != "segmentation":
-            yield "segmentation", f"{arch} is a classifier; remove the section, or use a deeplab_* network"
+            yield (
+                "segmentation",
+                f"{arch} is a classifier; remove the section, or use deeplab_* or pyramid_*",
+            )
             return
         if segmentation.ignore_label < num_classes:
             yield (

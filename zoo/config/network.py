@@ -165,8 +165,8 @@ class NetworkSpec(Section):
     num_classes: Annotated[int, Field(ge=0, le=MAX_CLASSES)] = Field(
         default_factory=_default_num_classes, validation_alias=AliasChoices("num_classes", "classes")
     )
-    """Number of classes, the outputs of the network; default 1000, 10 for CIFAR networks, 19 for deeplab_*. Alias:
-    classes."""
+    """Number of classes, the outputs of the network; default 1000, 10 for CIFAR networks, 19 for deeplab_* and
+    pyramid_*. Alias: classes."""
     memory: Literal["auto", "plain", "checkpoint", "lean"] = "auto"
     """What is saved for backward; zoo show NAME lists the strategies of a network. lean applies zoo.lean."""
     weight_init: Literal[

@@ -221,20 +221,17 @@ class Network(nn.Module):
 
     def set_input_channels(self, in_chans: int) -> None:
         """Replace the first convolution's weight by an uninitialized one for ``in_chans`` image channels."""
-        _, conv = self._first_conv()
+        key = self.input_weight()
+        if key is None:
+            raise ConfigError(f"in_chans: {type(self).__name__} supports only RGB images; omit the argument")
+        conv: Any = self.get_submodule(key.removesuffix(".weight"))
         conv.in_channels = self.in_chans = in_chans
         conv.weight = nn.Parameter(conv.weight.new_empty(conv.out_channels, in_chans, *conv.kernel_size))
 
-    def input_weight(self) -> str:
-        """Return the state-dict key of the first convolution's weight."""
-        return f"{self._first_conv()[0]}.weight"
-
-    def _first_conv(self) -> tuple[str, nn.Conv2d]:
-        """Return the name and module of the first convolution."""
+    def input_weight(self) -> str | None:
+        """Return the state-dict key of the first convolution's weight; None if it does not read the image."""
         name, conv = next((name, layer) for name, layer in self.named_modules() if isinstance(layer, nn.Conv2d))
-        if conv.in_channels != self.in_chans:
-            raise ConfigError(f"in_chans: {type(self).__name__} supports only RGB images; omit the argument")
-        return name, conv
+        return f"{name}.weight" if conv.in_channels == self.in_chans else None
 
     def set_drop_rate(self, drop_rate: float) -> None:
         """Add dropout with this rate before the classifier's linear layer."""

@@ -22,6 +22,7 @@ from zoo.models.densenet import DenseNet
 from zoo.models.external import build_external
 from zoo.models.irevnet import IRevNet
 from zoo.models.preact import PreactResNet
+from zoo.models.pyramid import Pyramid
 from zoo.models.resnet import ResNet
 from zoo.models.resnext import ResNeXt
 from zoo.models.revbifpn import RevBiFPN
@@ -66,6 +67,17 @@ def _deeplab(
     )
 
 
+def _pyramid(norm: NormFactory | None, classes: int, *, body: str, features_only: bool, **of_body: Any) -> Pyramid:
+    """Return the network with the head of HRNetV2 on the architecture ``body``; ConfigError for ``features_only``."""
+    arch = architecture(body)
+    if features_only:
+        raise ConfigError(
+            f"features_only: the head fuses the features of the body: use zoo.get({body!r}, features_only=True)"
+        )
+    features: Any = FAMILIES[arch.family](norm, 0, features_only=True, **arch.structure, **of_body)
+    return Pyramid(classes, body=features)
+
+
 # The class of each family: (norm, classes, *, features_only, **structure and options) -> network.
 FAMILIES: dict[str, Callable[..., Network]] = {
     "resnet": ResNet,
@@ -84,6 +96,7 @@ FAMILIES: dict[str, Callable[..., Network]] = {
     "revbifpn": RevBiFPN,
     "revcol": RevCol,
     "deeplab": _deeplab,
+    "pyramid": _pyramid,
 }
 
 
@@ -158,7 +171,7 @@ def initialize(model: nn.Module, spec: NetworkSpec) -> None:
     """Initialize the weights of a network of this package as specified; does nothing on the meta device."""
     if next(model.parameters()).is_meta:
         return
-    if isinstance(model, (RevViT, RevBiFPN, RevCol)):
+    if isinstance(model, (RevViT, RevBiFPN, RevCol, Pyramid)):
         model.initialize()
     else:
         gain, slope = spec.weight_gain_multiplier, spec.activation_param

@@ -3,30 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NoReturn
 
-import torch.fx
-from torch import Tensor, nn
+from torch import nn
 
-from zoo.errors import ConfigError
-from zoo.layers.conv import uninitialized
 from zoo.layers.deeplab_head import DeeplabV3
 from zoo.layers.norm import NormFactory
-from zoo.models.base import FeatureInfo, Network
-from zoo.ops.upsampling import upsample
+from zoo.models.base import Network
+from zoo.models.segmentation import HEAD_CHANNELS, SegmentationNetwork
 
-torch.fx.wrap("upsample")  # a leaf in traced graphs, where tensors have no size
-
-HEAD_CHANNELS = 256
 # Output stride of the body -> dilations of the head: the same distances in the image.
 HEAD_DILATIONS = {8: (12, 24, 36), 16: (6, 12, 18)}
 
 
-class DeepLab(Network):
-    """``body``, a network without classifier; ``head``; and ``cls``, a 1x1 convolution with bias to the classes.
-
-    ``forward`` returns logits at the size of the image, ``forward_logits`` at the size of the map. Without classifier
-    both return the map of the head. Only the body has a list of features (`Network.forward_stages`).
+class DeepLab(SegmentationNetwork):
+    """A segmentation network whose head reads the last map of its body, at 1/8 or 1/16 of the image size.
 
     Args:
     - `norm`: function channels -> norm with its activation, for the head.
@@ -37,11 +27,6 @@ class DeepLab(Network):
     Source: Rota Bulo et al., In-Place Activated BatchNorm, CVPR 2018, section 4.2, and its code.
     """
 
-    classifier_name = "cls"
-    poolings = ()
-    body: Network
-    cls: nn.Conv2d
-
     def __init__(
         self,
         norm: NormFactory,
@@ -51,69 +36,8 @@ class DeepLab(Network):
         head_dilations: Sequence[int],
         pooling_size: int | Sequence[int] | None,
     ) -> None:
-        super().__init__()
-        self.body = body
-        self.body.global_pool = nn.Identity()  # the head reads the map
-        self.head = DeeplabV3(
+        body.global_pool = nn.Identity()  # the head reads the map
+        head = DeeplabV3(
             body.num_features, HEAD_CHANNELS, dilations=head_dilations, norm_act=norm, pooling_size=pooling_size
         )
-        self._add_classifier(classes)
-
-    def _add_classifier(self, classes: int) -> None:
-        if classes > 0:
-            self.cls = uninitialized(nn.Conv2d, HEAD_CHANNELS, classes, 1)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Return the logits (N, classes, H, W) of images x (N, 3, H, W), or without classifier the head's map."""
-        logits = self.forward_logits(x)
-        return upsample(logits, x.shape[2:]) if hasattr(self, "cls") else logits
-
-    def forward_logits(self, x: Tensor) -> Tensor:
-        """Return the logits (N, classes, h, w) at 1/8 or 1/16 of the image size."""
-        return self.forward_head(self.forward_features(x))
-
-    def forward_features(self, x: Tensor) -> Tensor:
-        """Return the input of the classifier, (N, num_features, h, w), normalized and activated."""
-        return self.head(self.body(x))
-
-    def forward_head(self, x: Tensor, pre_logits: bool = False) -> Tensor:
-        """Return the logits (N, classes, h, w) for the output of `forward_features`; with ``pre_logits``, x itself."""
-        return x if pre_logits or not hasattr(self, "cls") else self.cls(x)
-
-    def forward_stages(self, x: Tensor) -> list[Tensor]:
-        """Return the raw outputs of the body's stages, without running the head."""
-        return self.body.forward_stages(x)
-
-    def forward_intermediates(self, x: Tensor, *args: Any, **kwargs: Any) -> Any:
-        """Return the last map and the outputs of the body's stages, without running the head; see `Network`."""
-        return self.body.forward_intermediates(x, *args, **kwargs)
-
-    def group_matcher(self, coarse: bool = False) -> dict[str, list[tuple[str, tuple[int] | None]]]:
-        """Return the expressions for the layers of the body. Head and classifier, which nothing matches, come last."""
-        return {
-            stage: [(expression.replace("^", r"^body\.", 1), suffix) for expression, suffix in layers]
-            for stage, layers in self.body.group_matcher(coarse).items()
-        }
-
-    @property
-    def feature_info(self) -> FeatureInfo:
-        """Channels, reduction and module of each stage of the body."""
-        return self.body.feature_info
-
-    @property
-    def num_features(self) -> int:
-        """Number of input channels of the classifier."""
-        return HEAD_CHANNELS
-
-    def set_input_channels(self, in_chans: int) -> None:
-        """Replace the body's first convolution weight by an uninitialized one for ``in_chans`` image channels."""
-        self.body.set_input_channels(in_chans)
-        self.in_chans = in_chans
-
-    def get_classifier(self) -> Any:
-        """Return the convolution ``cls``, or `nn.Identity` without classifier."""
-        return self.cls if hasattr(self, "cls") else nn.Identity()
-
-    def set_drop_rate(self, drop_rate: float) -> NoReturn:
-        """Raise ConfigError: there is no dropout before the classifier."""
-        raise ConfigError(f"drop_rate = {drop_rate}: DeepLab has no dropout before its classifier; omit the argument")
+        super().__init__(classes, body, head)

@@ -86,11 +86,11 @@ def get(
     - `weights`: path of a weights file, a published name, or "hf-hub:OWNER/NAME"; loaded strictly.
     - `norm`: "standard" (default), "inplace", "sync", or a function ``channels -> module`` with norm and activation.
     - `activation`: "leaky_relu" (default), "elu", "identity", or with standard norms "relu".
-    - `num_classes`: default 1000 (CIFAR networks 10, deeplab_* 19); with 0 forward returns features instead of logits.
+    - `num_classes`: default 1000 (CIFAR: 10, segmentation: 19); with 0 forward returns features instead of logits.
     - `features_only`: forward returns the list of the stages' outputs, see ``model.feature_info``.
     - `**options`: options of the architecture (``zoo show NAME``) or of the other package's builder; other fields of
       `NetworkSpec` and `BuildOptions`; ``output_stride`` (8, 16 or 32), which sets ``dilation``; ``body_weights``, the
-      path or published name of weights for the body of a deeplab_*.
+      path or published name of weights for the body of a segmentation network.
 
     Raises TypeError for an unknown argument, ConfigError for an invalid value, and WeightsError for weights that are
     unavailable or do not fit.

@@ -104,7 +104,7 @@ def segment(
             raise ConfigError(
                 f"{loaded.title} classifies whole images",
                 "zoo segment",
-                "give a segmentation network (deeplab_*), or use zoo predict",
+                "give a segmentation network (deeplab_* or pyramid_*), or use zoo predict",
             )
         longest_side = longest_side or section.longest_side_val
         colors = colors_of(loaded.experiment)

@@ -51,8 +51,8 @@ def fetch_weights(name: str) -> Path:
 def open_published(name: str) -> IO[bytes]:
     """Return the published weights ``name`` as an open, verified file; download them if necessary.
 
-    The digest is computed through the returned file object, so what is read is what was verified. $ZOO_WEIGHTS_URL is the
-    address of a mirror with files ADDRESS/NAME.pth.tar; $ZOO_OFFLINE=1 forbids downloads.
+    The digest is computed through the returned file object, so what is read is what was verified. $ZOO_WEIGHTS_URL is
+    the address of a mirror with files ADDRESS/NAME.pth.tar; $ZOO_OFFLINE=1 forbids downloads.
 
     Raises ConfigError for an unknown name, and WeightsError for weights that are unavailable or have a wrong digest.
     """
@@ -150,7 +150,7 @@ def _reason_of(error: BaseException) -> str:
 
 
 def _url_of(name: str) -> str:
-    """Return the address of the published weights ``name`` on the mirror if one is set, otherwise where its authors keep it."""
+    """Return the address of the published weights ``name`` on the mirror if one is set, otherwise the authors'."""
     mirror = os.environ.get("ZOO_WEIGHTS_URL", "").strip()
     if not mirror:
         weights = entry_of(name).weights

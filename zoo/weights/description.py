@@ -134,24 +134,25 @@ def settings_of_network(spec: NetworkSpec) -> dict[str, Any]:
 def settings_with_body(
     spec: NetworkSpec | None, wanted: Mapping[str, Any], where: str | os.PathLike[str]
 ) -> dict[str, Any]:
-    """Return the settings of a DeepLab whose body has the weights of a file: norm, activation and stem are the file's.
+    """Return the settings of a segmentation network whose body has the weights of a file: the file's norm and stem.
 
-    ``spec`` is the file's, None if it is unknown. ``wanted`` are the settings of the DeepLab, which win. Raises
-    ConfigError if ``wanted`` is another network, and WeightsError if it contradicts the file.
+    ``spec`` is the file's, None if it is unknown. ``wanted`` are the settings of the segmentation network, which win.
+    Raises ConfigError if ``wanted`` is another network, and WeightsError if it contradicts the file.
     """
     arch = wanted["arch"]
-    if is_external(arch) or architecture(arch).family != "deeplab":
-        raise ConfigError(f"{arch}: body_weights are for the body of a deeplab_* network; give weights=PATH")
+    if is_external(arch) or architecture(arch).task != "segmentation":
+        raise ConfigError(f"{arch}: body_weights are for the body of a segmentation network; give weights=PATH")
     if spec is None:
         return dict(wanted)
     check_same_network(spec, wanted, where, "the arguments", is_body=True, may_transfer=True)
-    of_body = {key: getattr(spec, key) for key in ("norm", "activation", "activation_param")}
+    layers = () if has_own_layers(arch) else ("norm", "activation", "activation_param")
+    of_body = {key: getattr(spec, key) for key in layers}
     stem = {key: value for key, value in spec.options.items() if key == "input_3x3"}
     return merge(of_body, stem, wanted)
 
 
 def _settings_of_body(settings: Mapping[str, Any], spec: NetworkSpec) -> dict[str, Any]:
-    """Return the settings of a DeepLab's body, for a comparison with the spec of a body's file.
+    """Return the settings of a segmentation network's body, for a comparison with the spec of a body's file.
 
     If the file's architecture has the same tensors as the body, its name is used.
     """

@@ -94,9 +94,9 @@ def fit_input(state_dict: Mapping[str, Tensor], model: nn.Module) -> Mapping[str
     channels. A state dict that needs no change is returned unchanged.
     """
     in_chans = model.in_chans if isinstance(model, Network) else 3
-    key = model.input_weight() if isinstance(model, Network) and in_chans != 3 else ""
-    weight = state_dict.get(key)
-    if weight is None or weight.ndim != 4 or weight.shape[1] != 3:
+    key = model.input_weight() if isinstance(model, Network) and in_chans != 3 else None
+    weight = None if key is None else state_dict.get(key)
+    if key is None or weight is None or weight.ndim != 4 or weight.shape[1] != 3:
         return state_dict
     if in_chans == 1:
         fitted = weight.sum(1, keepdim=True)
@@ -106,7 +106,7 @@ def fit_input(state_dict: Mapping[str, Tensor], model: nn.Module) -> Mapping[str
 
 
 def is_segmentation(keys: Iterable[str]) -> bool:
-    """Return whether the keys belong to a DeepLab, with a body and a head."""
+    """Return whether the keys belong to a segmentation network, with a body and a head."""
     # Ignore batch counters, which the caller may have filled in from the network.
     return {"body", "head"} <= {key.partition(".")[0] for key in keys if not key.endswith(COUNTER)}
 
@@ -217,11 +217,14 @@ def _check_same(of_file: Mapping[str, Tensor], of_network: Mapping[str, Tensor],
 def _advice(of_file: Mapping[str, Tensor], of_network: Mapping[str, Tensor]) -> str:
     """Return what to do with a file that does not fit."""
     if is_segmentation(of_file) and not is_segmentation(of_network):
-        return "these are the weights of a DeepLab, with a body and a head: pass them to a deeplab_* network"
+        return (
+            "these are the weights of a segmentation network, with a body and a head: pass them to deeplab_* or "
+            "pyramid_*"
+        )
     if is_segmentation(of_network) and not is_segmentation(of_file):
         return (
-            "these are not the weights of a DeepLab, with a body and a head: if they belong to its body, pass them as "
-            "body_weights to zoo.get"
+            "these are not the weights of a segmentation network, with a body and a head: if they belong to its body, "
+            "pass them as body_weights to zoo.get"
         )
     if "layer1.0.conv1.weight" in of_file and "layer1.0.conv1.weight" not in of_network:
         return (

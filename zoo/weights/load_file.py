@@ -13,7 +13,7 @@ from torch import nn
 from zoo.config.network import NetworkSpec
 from zoo.errors import escape
 from zoo.models.build import build_on_meta
-from zoo.models.deeplab import DeepLab
+from zoo.models.segmentation import SegmentationNetwork
 from zoo.weights.description import ASKED_BY_NETWORK, check_same_network, settings_of_network
 from zoo.weights.load import LoadReport, is_segmentation, load_state_dict
 from zoo.weights.stored import StoredWeights
@@ -25,12 +25,12 @@ def load_stored(model: nn.Module, stored: StoredWeights, asked_by: str = ASKED_B
     """Load the content of a weights file into ``model``; return a report.
 
     Loading is strict, with two exceptions. The file's classifier is dropped, with a warning, if the model has none or
-    one with another number of classes. A DeepLab loads the weights of a classification network into its body, see
-    `load_body`. If file and model both have a spec, these must agree: weights trained with another activation or norm
-    have the same shapes, but compute something else. Raises WeightsError if the file does not fit; the model is then
-    unchanged. See `check_same_network` for ``asked_by``.
+    one with another number of classes. A segmentation network loads the weights of a classification network into its
+    body, see `load_body`. If file and model both have a spec, these must agree: weights trained with another activation
+    or norm have the same shapes, but compute something else. Raises WeightsError if the file does not fit; the model is
+    then unchanged. See `check_same_network` for ``asked_by``.
     """
-    if isinstance(model, DeepLab) and not is_segmentation(stored.state_dict):
+    if isinstance(model, SegmentationNetwork) and not is_segmentation(stored.state_dict):
         return load_body(model, stored, asked_by)
     built_as = getattr(model, "built_as", None)
     if built_as is not None and stored.spec is not None:
@@ -66,7 +66,7 @@ def _load_external(
     return replace(report, num_loaded=len(used), classifier="kept" if own else "dropped")
 
 
-def load_body(model: DeepLab, stored: StoredWeights, asked_by: str = ASKED_BY_NETWORK) -> LoadReport:
+def load_body(model: SegmentationNetwork, stored: StoredWeights, asked_by: str = ASKED_BY_NETWORK) -> LoadReport:
     """Load the weights of a classification network into the body of ``model``; log and return a report.
 
     The file's classifier is dropped; head and cls keep their values. A `wider_resnet*_a2` accepts the weights of the

@@ -133,7 +133,8 @@ def check_fits_spec(state_dict: Mapping[str, Tensor], spec: NetworkSpec, source:
                 f"blocks, but the file has only {len(state_dict):,} tensors; ask its author, or save it again"
             )
     model = build_on_meta(spec)
-    first = state_dict.get(model.input_weight()) if isinstance(model, Network) else None
+    key = model.input_weight() if isinstance(model, Network) else None
+    first = None if key is None else state_dict.get(key)
     if isinstance(model, Network) and first is not None and first.ndim == 4 and first.shape[1] not in (0, 3):
         model.set_input_channels(first.shape[1])
     check_fits(model, state_dict, source=source)

@@ -1,0 +1,102 @@
+"""RevBiFPN with the head of HRNetV2: plain torch on the maps of the body, and the bits of stored activations."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torchvision.models.feature_extraction import create_feature_extractor
+
+import zoo
+from tests.formula import relative_error
+from tests.models.test_grid_bits import differing
+from zoo.models.pyramid import Pyramid
+
+NAME = "pyramid_revbifpn_s0"
+
+
+def build(**arguments: Any) -> Pyramid:
+    torch.manual_seed(0)
+    model = zoo.get(NAME, num_classes=5, **arguments)
+    with torch.no_grad():
+        for parameter in model.parameters():  # norms and biases too
+            parameter.add_(torch.randn_like(parameter), alpha=0.1)
+    return model
+
+
+def images(*sides: int) -> Tensor:
+    return torch.randn(2, 3, *sides, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
+
+
+def plain_model(model: Pyramid, x: Tensor, maps: list[Tensor]) -> Tensor:
+    """Return the logits by the formula of the paper: one convolution of the upsampled, concatenated maps."""
+    head = model.head
+    upsampled = [F.interpolate(each, size=maps[0].shape[2:], mode="bilinear") for each in maps]
+    y = F.conv2d(torch.cat(upsampled, 1), torch.cat([conv.weight for conv in head.convs], 1))
+    y = F.relu(F.batch_norm(y, None, None, head.norm.weight, head.norm.bias, training=True))
+    y = F.conv2d(y, model.cls.weight, model.cls.bias)
+    return F.interpolate(y, scale_factor=4, mode="bilinear")[:, :, : x.shape[2], : x.shape[3]]
+
+
+@pytest.mark.parametrize("sides", [(32, 64), (20, 35)])
+def test_logits_and_gradients_equal_plain_torch(sides: tuple[int, int]) -> None:
+    model = build(memory="plain").double()
+    x = images(*sides)
+    padded = torch.zeros(2, 3, 32, 64, dtype=torch.float64)
+    padded[:, :, : sides[0], : sides[1]] = x
+    truth = plain_model(model, x, model.body(padded))
+    actual = model(x)
+    assert actual.shape == (2, 5, *sides)
+    assert relative_error(actual, truth) < 1e-11
+    dz = torch.randn_like(truth)
+    leaves = list(model.parameters())
+    expected = torch.autograd.grad(truth, leaves, dz)
+    for ours, theirs in zip(torch.autograd.grad(actual, leaves, dz), expected, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-8, atol=1e-10)  # some are 0: of biases before a norm
+
+
+def test_logits_of_the_map_have_its_size_and_features_are_of_the_body() -> None:
+    model = build().eval()
+    x = images(50, 67).float()
+    assert model.forward_logits(x).shape == (2, 5, 16, 24)
+    assert model.feature_info.reduction() == [4, 8, 16, 32]
+    model.reset_classifier(0)
+    assert model(x).shape == (2, 256, 16, 24)
+    with pytest.raises(zoo.ConfigError, match=r"features_only: .*zoo.get\('revbifpn_s0', features_only=True\)"):
+        zoo.get(NAME, features_only=True)
+
+
+def test_reconstructed_training_on_a_grid_has_bits_of_stored_activations() -> None:
+    def train(memory: str) -> dict[str, Tensor]:
+        model = build(memory=memory, grid_bits=14, drop_path_rate=0.2)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        torch.manual_seed(1)
+        for _ in range(2):
+            optimizer.zero_grad()
+            with torch.autocast("cpu", torch.bfloat16):
+                loss = model(torch.randn(2, 3, 50, 35)).square().mean()
+            loss.backward()
+            optimizer.step()
+        return model.state_dict()
+
+    assert not differing(train("auto"), train("plain"))
+
+
+def test_weights_of_a_classifier_initialize_the_body(tmp_path: Path) -> None:
+    network = zoo.get("revbifpn_s0", num_classes=7)
+    expected = network.state_dict()
+    for content in ({"state_dict": expected, "network": network.built_as.model_dump(mode="json")}, expected):
+        torch.save(content, tmp_path / "w.pth")
+        body = zoo.get(NAME, num_classes=5, body_weights=tmp_path / "w.pth").body
+        assert all(torch.equal(tensor, expected[key]) for key, tensor in body.state_dict().items())
+
+
+def test_torchvision_extracts_a_map() -> None:
+    model = build().eval()
+    x = images(64, 96).float()
+    found = create_feature_extractor(model, {"head": "map"}).eval()(x)
+    torch.testing.assert_close(found["map"], model.forward_features(x))

@@ -1,0 +1,87 @@
+"""Semantic segmentation with the maps of several resolutions of a body: the head of HRNetV2, and a 1x1 classifier.
+
+Tested by tests/models/test_pyramid.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch.fx
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from zoo.layers.conv import conv2d
+from zoo.layers.init import init_weights
+from zoo.layers.norm import ABN
+from zoo.models.revbifpn import RevBiFPN
+from zoo.models.segmentation import HEAD_CHANNELS, SegmentationNetwork
+from zoo.ops.upsampling import upsample
+
+torch.fx.wrap("upsample")  # a leaf in traced graphs, where tensors have no size
+
+
+class Pyramid(SegmentationNetwork):
+    """A segmentation network whose head reads all maps of its body, and returns a map of the finest resolution.
+
+    Images are padded with zeros below and on the right to multiples of the stride of the coarsest map. The logits of
+    the padding are removed.
+
+    Args:
+    - `classes`: number of classes; 0 for no classifier.
+    - `body`: a network with ``features_only``.
+
+    Source: Sun et al., High-Resolution Representations for Labeling Pixels and Regions, arXiv:1904.04514, figure 3,
+    with 256 channels in the head.
+    """
+
+    body: RevBiFPN
+    head: MapFusion
+
+    def __init__(self, classes: int, *, body: RevBiFPN) -> None:
+        super().__init__(classes, body, MapFusion(body.feature_info.channels(), HEAD_CHANNELS))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the logits (N, classes, H, W) of images x (N, 3, H, W), or without classifier the head's map."""
+        logits = self.forward_logits(x)
+        if not hasattr(self, "cls"):
+            return logits
+        finest = self.feature_info.reduction()[0]
+        logits = upsample(logits, (finest * logits.shape[2], finest * logits.shape[3]))
+        return logits[:, :, : x.shape[2], : x.shape[3]]
+
+    def forward_features(self, x: Tensor) -> Tensor:
+        """Return the input of the classifier, (N, num_features, h, w), normalized and activated."""
+        coarsest = self.feature_info.reduction()[-1]
+        return self.head(self.body(F.pad(x, (0, -x.shape[3] % coarsest, 0, -x.shape[2] % coarsest))))
+
+    def initialize(self) -> None:
+        """Initialize all parameters: the body as its authors do, the others as convolutions before ReLUs."""
+        self.body.initialize()
+        init_weights(self.head, activation="relu")
+        if hasattr(self, "cls"):
+            init_weights(self.cls, activation="relu")
+
+
+class MapFusion(nn.Module):
+    """Upsamples maps to the finest resolution, concatenates them, and applies a 1x1 convolution, batch norm and ReLU.
+
+    A 1x1 convolution of concatenated maps is the sum of one convolution per map, and commutes with upsampling, so each
+    map is convolved at its own resolution.
+
+    Args:
+    - `channels`: of the maps, the finest first.
+    - `out_channels`: of the output.
+    """
+
+    def __init__(self, channels: Sequence[int], out_channels: int) -> None:
+        super().__init__()
+        self.convs = nn.ModuleList(conv2d(width, out_channels, 1) for width in channels)
+        self.norm = ABN(out_channels, activation="relu")
+
+    def forward(self, maps: Sequence[Tensor]) -> Tensor:
+        """Return the normalized and activated map in a new tensor."""
+        fused, *others = (conv(x) for conv, x in zip(self.convs, maps, strict=True))
+        for other in others:
+            fused = fused + upsample(other, maps[0].shape[2:])
+        return self.norm(fused)
