@@ -64,6 +64,9 @@ def test_logits_of_the_map_have_its_size_and_features_are_of_the_body() -> None:
     x = images(50, 67).float()
     assert model.forward_logits(x).shape == (2, 5, 16, 24)
     assert model.feature_info.reduction() == [4, 8, 16, 32]
+    with torch.no_grad():
+        without_gradients = model.forward_logits(x)
+    assert torch.equal(model.forward_logits(x), without_gradients)
     model.reset_classifier(0)
     assert model(x).shape == (2, 256, 16, 24)
     with pytest.raises(zoo.ConfigError, match=r"features_only: .*zoo.get\('revbifpn_s0', features_only=True\)"):

@@ -83,5 +83,5 @@ class MapFusion(nn.Module):
         """Return the normalized and activated map in a new tensor."""
         fused, *others = (conv(x) for conv, x in zip(self.convs, maps, strict=True))
         for other in others:
-            fused = fused + upsample(other, maps[0].shape[2:])
+            fused = fused + F.interpolate(other, size=maps[0].shape[2:], mode="bilinear", align_corners=False)
         return self.norm(fused)
