@@ -8,8 +8,9 @@ import pytest
 import torch
 
 from zoo.config.experiment import Experiment
-from zoo.config.parse import experiments_dir, load_experiment
+from zoo.config.parse import experiments_dir, load_experiment, parse_experiment
 from zoo.config.published import published
+from zoo.errors import ConfigError
 from zoo.registry.get import build_from_config
 
 ORIGINALS = [entry for entry in published().values() if entry.digest.kind == "md5"]
@@ -89,6 +90,24 @@ def test_files_of_revbifpn_have_published_scores_and_no_recipe(size: int) -> Non
     assert entry.scores == {f"center{side}": {"top1": top1}}
     assert entry.experiment.network.options.get("drop_path_rate", 0) == drop_path_rate
     assert not entry.experiment.has_recipe
+
+
+@pytest.mark.parametrize(
+    ("weights", "message"),
+    [
+        ({}, "expected.weights.drive_id = null: should be given, or url instead of it"),
+        ({"drive_id": "x", "url": "https://a.org/b"}, "expected.weights.sha256 = null: should be given with url"),
+        (
+            {"drive_id": "x", "sha256": "0" * 64},
+            "expected.weights.sha256 = .*: should be given with url, and only with",
+        ),
+        ({"url": "http://a.org/b", "sha256": "0" * 64}, "expected.weights.url = .*https"),
+    ],
+)
+def test_weights_have_one_address_and_one_digest(weights: dict[str, str], message: str) -> None:
+    expected = {"source": "x", "scores": {"center224": {"top1": 1}}, "weights": {"license": "MIT", **weights}}
+    with pytest.raises(ConfigError, match=message):
+        parse_experiment({"network": {"arch": "resnet18"}, "expected": expected}, "x.json")
 
 
 def test_files_of_original_project_from_before_june_2019_load(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
