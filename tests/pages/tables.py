@@ -566,7 +566,7 @@ PAPERS = {  # the first pattern that matches the name of a file
     "imagenet_swin_*": "Swin",
     "imagenet_revcol_*": "RevCol",
     "revcol_*": "RevCol",
-    "revbifpn_*": "RevBiFPN",
+    "*revbifpn_*": "RevBiFPN",
     "imagenet_*": "",
     "cityscapes_*": "InPlace-ABN",
     "coco_stuff_*": "InPlace-ABN",
@@ -579,9 +579,10 @@ PAPERS = {  # the first pattern that matches the name of a file
     "resnet101_preact": "RevNet",
     "resnet*_cifar10*": "RevNet",
 }
-QUICKSTARTS = {  # experiment: file of the results of its seeds
+SCORED_RUNS = {  # experiment: file of the results of its runs
     "quickstart_fashion_mnist": "quickstart",
     "quickstart_scenes": "quickstart_segmentation",
+    "scenes_revbifpn_s0_short": "scenes_revbifpn",
 }
 SHORT_RUNS = {  # experiment: title of its runs in `CIFAR_RUNS`
     "resnet32_cifar10_short": "ResNet-32",
@@ -614,15 +615,15 @@ def _expected(experiment: Experiment) -> str:
 
 
 def _measured(name: str) -> str:
-    if name in QUICKSTARTS:
+    if name in SCORED_RUNS:
         score = "miou" if load_experiment(name).task == "segmentation" else "top1"
-        return ", ".join(f"{run['results'][0][score]:.2f}" for run in _runs_of_quickstart(name))
+        return ", ".join(f"{run['results'][0][score]:.2f}" for run in _scored_runs(name))
     return _final(_runs_of(SHORT_RUNS[name])[0] or _runs_of(SHORT_RUNS[name])[1]) if name in SHORT_RUNS else ""
 
 
-def _runs_of_quickstart(name: str) -> list[dict[str, Any]]:
-    """Return the runs of an experiment of `QUICKSTARTS`."""
-    return list(result(QUICKSTARTS[name])["runs"])
+def _scored_runs(name: str) -> list[dict[str, Any]]:
+    """Return the runs of an experiment of `SCORED_RUNS`."""
+    return list(result(SCORED_RUNS[name])["runs"])
 
 
 def training_recipes() -> str:

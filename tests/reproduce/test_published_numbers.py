@@ -37,6 +37,8 @@ OF_OTHER_SOURCES = {
     "imagenet_resnet50_torchvision_v1": "torchvision, ResNet50_Weights",
     "imagenet_resnet50_torchvision_v2": "torchvision, ResNet50_Weights",
     "imagenet_swin_tiny": "microsoft/Swin-Transformer",
+    **{f"imagenet_revcol_{size}": "megvii-research/RevCol" for size in ("tiny", "small", "base")},
+    **{f"revbifpn_s{size}_imagenet": "CerebrasResearch/RevBiFPN" for size in range(7)},
 }
 
 
