@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ import zoo
 from tests.formula import relative_error
 from tests.models.test_grid_bits import differing
 from zoo.models.pyramid import Pyramid
+from zoo.tasks.tta import segment_image
 
 NAME = "pyramid_revbifpn_s0"
 
@@ -39,7 +41,8 @@ def plain_model(model: Pyramid, x: Tensor, maps: list[Tensor]) -> Tensor:
     y = F.conv2d(torch.cat(upsampled, 1), torch.cat([conv.weight for conv in head.convs], 1))
     y = F.relu(F.batch_norm(y, None, None, head.norm.weight, head.norm.bias, training=True))
     y = F.conv2d(y, model.cls.weight, model.cls.bias)
-    return F.interpolate(y, scale_factor=4, mode="bilinear")[:, :, : x.shape[2], : x.shape[3]]
+    rows, columns = (math.ceil(side / 4) for side in x.shape[2:])
+    return F.interpolate(y[:, :, :rows, :columns], size=x.shape[2:], mode="bilinear")
 
 
 @pytest.mark.parametrize("sides", [(32, 64), (20, 35)])
@@ -62,15 +65,24 @@ def test_logits_and_gradients_equal_plain_torch(sides: tuple[int, int]) -> None:
 def test_logits_of_the_map_have_its_size_and_features_are_of_the_body() -> None:
     model = build().eval()
     x = images(50, 67).float()
-    assert model.forward_logits(x).shape == (2, 5, 16, 24)
+    assert model.forward_logits(x).shape == (2, 5, 13, 17)
     assert model.feature_info.reduction() == [4, 8, 16, 32]
     with torch.no_grad():
         without_gradients = model.forward_logits(x)
     assert torch.equal(model.forward_logits(x), without_gradients)
     model.reset_classifier(0)
-    assert model(x).shape == (2, 256, 16, 24)
+    assert model(x).shape == (2, 256, 13, 17)
     with pytest.raises(zoo.ConfigError, match=r"features_only: .*zoo.get\('revbifpn_s0', features_only=True\)"):
         zoo.get(NAME, features_only=True)
+
+
+@pytest.mark.parametrize("sides", [(32, 32), (33, 64), (50, 67)])
+@torch.no_grad()
+def test_logits_of_the_map_segment_the_image_without_its_padding(sides: tuple[int, int]) -> None:
+    """Scoring and `zoo.segment` resize the logits of the map to the size of the image themselves."""
+    model, x = build().eval(), images(*sides).float()
+    classes, _ = segment_image(model.forward_logits, x[0])
+    assert torch.equal(classes, model(x[:1]).argmax(1)[0].to(classes.dtype))
 
 
 def test_reconstructed_training_on_a_grid_has_bits_of_stored_activations() -> None:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import torch.fx
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -16,16 +15,13 @@ from zoo.layers.init import init_weights
 from zoo.layers.norm import ABN
 from zoo.models.revbifpn import RevBiFPN
 from zoo.models.segmentation import HEAD_CHANNELS, SegmentationNetwork
-from zoo.ops.upsampling import upsample
-
-torch.fx.wrap("upsample")  # a leaf in traced graphs, where tensors have no size
 
 
 class Pyramid(SegmentationNetwork):
     """A segmentation network whose head reads all maps of its body, and returns a map of the finest resolution.
 
-    Images are padded with zeros below and on the right to multiples of the stride of the coarsest map. The logits of
-    the padding are removed.
+    Images are padded with zeros below and on the right to multiples of the stride of the coarsest map. The fused map is
+    cropped to the image: its sides are the sides of the image divided by the stride of the finest map, rounded up.
 
     Args:
     - `classes`: number of classes; 0 for no classifier.
@@ -41,19 +37,11 @@ class Pyramid(SegmentationNetwork):
     def __init__(self, classes: int, *, body: RevBiFPN) -> None:
         super().__init__(classes, body, MapFusion(body.feature_info.channels(), HEAD_CHANNELS))
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Return the logits (N, classes, H, W) of images x (N, 3, H, W), or without classifier the head's map."""
-        logits = self.forward_logits(x)
-        if not hasattr(self, "cls"):
-            return logits
-        finest = self.feature_info.reduction()[0]
-        logits = upsample(logits, (finest * logits.shape[2], finest * logits.shape[3]))
-        return logits[:, :, : x.shape[2], : x.shape[3]]
-
     def forward_features(self, x: Tensor) -> Tensor:
         """Return the input of the classifier, (N, num_features, h, w), normalized and activated."""
-        coarsest = self.feature_info.reduction()[-1]
-        return self.head(self.body(F.pad(x, (0, -x.shape[3] % coarsest, 0, -x.shape[2] % coarsest))))
+        finest, *_, coarsest = self.feature_info.reduction()
+        fused = self.head(self.body(F.pad(x, (0, -x.shape[3] % coarsest, 0, -x.shape[2] % coarsest))))
+        return fused[:, :, : -(-x.shape[2] // finest), : -(-x.shape[3] // finest)]
 
     def initialize(self) -> None:
         """Initialize all parameters: the body as its authors do, the others as convolutions before ReLUs."""
