@@ -67,9 +67,10 @@ def test_each_published_network_has_one_experiment_and_reverse() -> None:
 
 
 def test_ten_files_of_the_original_project_exist() -> None:
-    assert len(ORIGINALS) == len({entry.digest for entry in ORIGINALS}) == 10
+    assert len({entry.name for entry in ORIGINALS}) == len({entry.digest for entry in ORIGINALS}) == 10
     assert len({entry.weights.drive_id for entry in ORIGINALS}) == 10
     assert all(len(entry.digest.digits) == 32 and len(entry.weights.drive_id) == 33 for entry in ORIGINALS)
+    assert all(entry.weights.license and entry.expected.source for entry in published().values())
 
 
 # Size of images and top-1 of the seven files of RevBiFPN, and the stochastic depth in training.

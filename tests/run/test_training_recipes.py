@@ -288,8 +288,10 @@ def test_step_equals_step_of_the_other_package(name: str, data: Path, tmp_path: 
         torch.testing.assert_close(step.gradients[key], parameter.grad, rtol=1e-5, atol=1e-7)
     updated = reference.model.state_dict()
     assert differences(step.before, step.weights)
-    # Targets are mixed in float32, and Adam amplifies rounding of the smallest gradients.
-    rounding = STATED[name]["optimizer.learning_rate"] * (2e-3 if config.optimizer.type == "AdamW" else 1e-6)
+    # Targets are mixed in float32, and Adam amplifies rounding of the smallest gradients, of which RevCol has more: its
+    # branches begin with a factor of 1e-6.
+    amplified = 2e-3 if "revcol" in name else 1e-3
+    rounding = STATED[name]["optimizer.learning_rate"] * (amplified if config.optimizer.type == "AdamW" else 1e-6)
     for key, weight in step.weights.items():
         torch.testing.assert_close(weight, updated[key], rtol=1e-6, atol=rounding)
     if second.average is not None:

@@ -264,10 +264,7 @@ class Experiment(Section):
             )
             return
         if arch in ARCHITECTURES and ARCHITECTURES[arch].task != "segmentation":
-            yield (
-                "segmentation",
-                f"{arch} is a classifier; remove the section, or use deeplab_* or pyramid_*",
-            )
+            yield "segmentation", f"{arch} is a classifier; remove the section, or use deeplab_* or pyramid_*"
             return
         if segmentation.ignore_label < num_classes:
             yield (

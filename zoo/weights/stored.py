@@ -76,10 +76,10 @@ class StoredWeights:
 def read_weights(path_or_name: str | os.PathLike[str]) -> StoredWeights:
     """Return the content of a weights file, of published weights, or of a repository on the Hugging Face Hub.
 
-    Both latter are downloaded if needed. Published weights are read once, and verified before anything is
-    loaded. The tensors of other files are compared with the description of the network, which is then built on the meta
-    device. Raises WeightsError if the file is missing, damaged or unsafe, or if its description of the network is
-    invalid or does not fit its tensors.
+    Both latter are downloaded if needed. Published weights are read once, and verified before anything is loaded. The
+    tensors of other files are compared with the description of the network, which is then built on the meta device.
+    Raises WeightsError if the file is missing, damaged or unsafe, or if its description of the network is invalid or
+    does not fit its tensors.
     """
     name = published_name(path_or_name)
     if name is not None:
