@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from zoo.registry.load_network import LoadedNetwork
 
 NETWORK = "wider_resnet38_deeplab_vistas"  # the network of a file that does not describe its own
+ENDINGS = (".jpg", ".jpeg", ".png")
 
 
 def scale_list(text: str) -> tuple[float, ...]:
@@ -33,14 +34,16 @@ def scale_list(text: str) -> tuple[float, ...]:
 class SegmentVistas(Command):
     """Write the class of each pixel of the images in INPUT to OUTPUT/NAME.png, over existing files.
 
-    zoo segment has more kinds of files and searches subfolders.
+    Classes are selected at the size of the network's input, a longer side of 2048 px for the published network, and
+    resized to the size of the image by the nearest pixel. zoo segment resizes the logits instead, has more kinds of
+    files, reads more kinds of images and searches subfolders.
     """
 
     model: Path = argument("MODEL")
     """Published file of Mapillary Vistas, its name wider_resnet38_deeplab_vistas, or a checkpoint of zoo train. A file
     that does not describe its network is taken for the published one."""
     source: Path = argument("INPUT")
-    """Folder with images."""
+    """Folder with .jpg, .jpeg and .png images."""
     out: Path = argument("OUTPUT")
     """Folder for the files."""
     scales: Annotated[tuple[float, ...], scale_list] = option(default=(0.7, 1.0, 1.2), metavar="LIST")
@@ -54,7 +57,7 @@ class SegmentVistas(Command):
     times 255."""
 
     def run(self) -> int:
-        """Segment the images as ``zoo segment`` does."""
+        """Segment the images as the original did."""
         from zoo.engine.process import open_process
         from zoo.run.label_images import ORIGINAL_KINDS
         from zoo.run.segmenting import segment
@@ -65,7 +68,8 @@ class SegmentVistas(Command):
             process.on_main(lambda: check_writable(self.out / "NAME.png"))
             result = segment(
                 _load(self.model), self.source, self.out, output=ORIGINAL_KINDS[self.output_mode], scales=self.scales,
-                flip=self.flip, fusion=self.fusion_mode, overwrite=True, recursive=False, process=process,
+                flip=self.flip, fusion=self.fusion_mode, classes_at="input", overwrite=True, endings=ENDINGS,
+                recursive=False, process=process,
             )  # fmt: skip
         if process.is_main:
             report(result)

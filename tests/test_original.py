@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 from PIL import Image
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
@@ -131,6 +133,79 @@ def test_vistas_script_writes_originals_files(vistas: Path, tmp_path: Path, fusi
         assert image.mode == ("P" if mode == "palette" else "L")
         if mode == "palette":  # not all reds, then all greens, then all blues
             assert image.getpalette("RGB")[:6] == [0xA5, 0x2A, 0x2A, 0x00, 0xC0, 0x00]
+
+
+def _originals_maps(
+    model: torch.nn.Module, image: Image.Image, scales: Sequence[float], flip: bool, fusion: str
+) -> tuple[Image.Image, Image.Image]:
+    """Return classes, and probabilities times 255, selected at a longer side of 48 px and resized by nearest pixel."""
+    factor = 48 / max(image.size)
+    small = image.resize((int(image.width * factor), int(image.height * factor)), Image.Resampling.BILINEAR)
+    x = torch.from_numpy(np.array(small)).permute(2, 0, 1)[None] / 255
+    mean, std = torch.tensor([[0.485, 0.456, 0.406], [0.229, 0.224, 0.225]])  # of the small network
+    x = (x - mean.view(1, 3, 1, 1)) / std.view(1, 3, 1, 1)
+    views = []
+    for scale in scales:
+        for mirrored in (False, True)[: 1 + flip]:
+            view = x.flip(-1) if mirrored else x
+            if scale != 1:
+                size = [round(side * scale) for side in x.shape[-2:]]
+                view = F.interpolate(view, size=size, mode="bilinear", align_corners=False)
+            logits = model.cls(model.head(model.body(view)))
+            logits = F.interpolate(logits, size=x.shape[-2:], mode="bilinear", align_corners=False)
+            views.append((logits.flip(-1) if mirrored else logits).softmax(1)[0])
+    stacked = torch.stack(views)
+    best, classes = (stacked.mean(0) if fusion == "mean" else stacked.amax(0)).max(0)
+    maps = classes.byte().numpy(), (best * 255).byte().numpy()
+    classes_map, prob_map = (Image.fromarray(each).resize(image.size, Image.Resampling.NEAREST) for each in maps)
+    return classes_map, prob_map
+
+
+@pytest.mark.parametrize(
+    ("size", "scales", "flip", "fusion"),
+    [
+        ((150, 20), (1.0,), False, "mean"),
+        ((40, 60), (0.7, 1.0), True, "mean"),
+        ((30, 21), (1.2, 0.5), True, "max"),
+        ((48, 48), (1.0,), False, "max"),
+    ],
+)
+@torch.no_grad()
+def test_vistas_script_selects_classes_at_scaled_size(
+    vistas: Path, tmp_path: Path, size: tuple[int, int], scales: tuple[float, ...], flip: bool, fusion: str
+) -> None:
+    (tmp_path / "in").mkdir()
+    image = random_image(3, *size)
+    image.save(tmp_path / "in" / "a.png")
+    words = [f"--scales={list(scales)}", *["--flip"] * flip, "--fusion-mode", fusion, "--output-mode", "prob"]
+    files = [str(vistas / "model.pth.tar"), str(tmp_path / "in"), str(tmp_path / "out")]
+    assert run_script(SegmentVistas, [*files, *words]) == 0
+    model = zoo.get("deeplab_resnet18", norm="inplace", num_classes=65, weights=vistas / "model.pth.tar").eval()
+    classes, probabilities = map(np.asarray, _originals_maps(model, image, scales, flip, fusion))
+    found = _pixels(tmp_path / "out" / "a.png")
+    assert len(np.unique(classes)) > 1
+    assert found.shape == classes.shape == (size[1], size[0])
+    assert (found == classes).mean() == 1
+    assert np.abs(_pixels(tmp_path / "out" / "a_prob.png").astype(int) - probabilities).max() <= 1
+
+
+def test_vistas_script_reads_jpg_jpeg_and_png_of_folder_itself(vistas: Path, tmp_path: Path) -> None:
+    names = ["a.png", "b.jpg", "c.jpeg", "d.PNG", "e.bmp", "f.webp", "g.tif", ".h.png", "sub/i.png"]
+    (tmp_path / "in" / "sub").mkdir(parents=True)
+    for name in names:
+        random_image(0).save(tmp_path / "in" / name)
+    words = [str(vistas / "model.pth.tar"), str(tmp_path / "in"), str(tmp_path / "out"), "--scales", "[1]"]
+    assert run_script(SegmentVistas, words) == 0
+    assert sorted(path.name for path in (tmp_path / "out").rglob("*")) == ["a.png", "b.png", "c.png", "d.png"]
+
+
+def test_vistas_script_without_images_raises(vistas: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    random_image(0).save(tmp_path / "a.bmp")
+    words = [str(vistas / "model.pth.tar"), str(tmp_path), str(tmp_path / "out")]
+    assert run_script(SegmentVistas, words) == 2
+    assert f"{tmp_path}: " in (error := capsys.readouterr().err)
+    assert ".jpg .jpeg .png" in error
+    assert ".bmp" not in error
 
 
 def test_vistas_script_has_originals_scales_and_abbreviations(vistas: Path, tmp_path: Path) -> None:

@@ -166,11 +166,13 @@ def test_clashing_names_raise(tmp_path: Path, extra: str | None, out: str, messa
     assert _files(tmp_path) == before
 
 
-def test_network_of_another_task_and_unknown_kind_raise(tmp_path: Path) -> None:
+def test_network_of_another_task_and_unknown_options_raise(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="tiny classifies whole images"):
         segment_images(_network("resnet18"), tmp_path, tmp_path / "out")
     with pytest.raises(ConfigError, match="output = 'raw': give one or more of palette, ids, prob, overlay"):
         segment_images(_network(), tmp_path, tmp_path / "out", output=["raw"])
+    with pytest.raises(ConfigError, match="classes_at = 'logits': give image or input"):
+        segment_images(_network(), tmp_path, tmp_path / "out", classes_at="logits")  # type: ignore[arg-type]
 
 
 def _segment_as_rank(images: Path, out: Path) -> tuple[int, int, int]:

@@ -7,8 +7,9 @@ import os
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from pathlib import Path
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
+import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor
@@ -16,7 +17,7 @@ from torchvision.transforms import functional as tvF
 
 from zoo.config.experiment import Experiment
 from zoo.config.limits import MAX_SIDE
-from zoo.data.reading import read_image
+from zoo.data.reading import EXTENSIONS, read_image
 from zoo.data.segmentation.transforms import scale_to_longest_side
 from zoo.data.sources.scan import find_images
 from zoo.engine.consistency import SHOWN_DIGITS, check_same_on_all_ranks, environment_fingerprint
@@ -28,7 +29,7 @@ from zoo.registry.load_network import LoadedNetwork, as_loaded
 from zoo.run.console import Progress
 from zoo.run.label_images import KINDS, FileKind, colors_of
 from zoo.tasks.protocols import Fusion
-from zoo.tasks.tta import check_views, segment_image
+from zoo.tasks.tta import Segments, check_views, segment_image
 
 logger = logging.getLogger(__name__)
 
@@ -58,16 +59,17 @@ def segment(
     flip: bool = False,
     fusion: Fusion = "mean",
     longest_side: int | None = None,
+    classes_at: Literal["image", "input"] = "image",
     overwrite: bool = False,
+    endings: Sequence[str] = EXTENSIONS,
     recursive: bool = True,
     process: Process | None = None,
 ) -> Segmented:
     """Write the class of each pixel of images to ``out``/KIND/NAME, and return how many there are.
 
-    Logits are resized to the size of the image before the argmax. An image is skipped if its files exist.
-    Unreadable images are logged and listed in the result, and the others continue. Under torchrun each process calls
-    this function, takes its share of the images (rank r of W takes the images r, r + W and so on), and gets the result
-    of all.
+    An image is skipped if its files exist. Unreadable images are logged and listed in the result, and the others
+    continue. Under torchrun each process calls this function, takes its share of the images (rank r of W takes the
+    images r, r + W and so on), and gets the result of all.
 
     Args:
     - `network`: a name as `zoo.load_network` takes it, or its result.
@@ -83,7 +85,11 @@ def segment(
       the largest probability in any view; see `zoo.tasks.tta.segment_image`.
     - `longest_side`: longer side in px that images are scaled to; default the experiment's
       ``segmentation.longest_side_val``.
+    - `classes_at`: size at which classes are selected. "image": logits are resized to the size of the image first.
+      "input": classes and probabilities are selected at the size of the network's input, and resized to the size of the
+      image by the nearest pixel, as in the script of the original project.
     - `overwrite`: whether all images are segmented again and their files replaced.
+    - `endings`: endings of the images in a folder ``source``, in lower or upper case.
     - `recursive`: whether subfolders of ``source`` are searched, too.
     - `process`: this process, if `zoo.engine.process.open_process` is open already.
 
@@ -94,6 +100,8 @@ def segment(
     source, out = Path(source), Path(out)
     if longest_side is not None and not 0 < longest_side <= MAX_SIDE:
         raise ConfigError(f"longest_side = {longest_side}: give a number from 1 to {MAX_SIDE}")
+    if classes_at not in ("image", "input"):
+        raise ConfigError(f"classes_at = {classes_at!r}: give image or input")
     if unknown := [kind for kind in output if isinstance(kind, str) and kind not in KINDS]:
         raise ConfigError(f"output = {unknown[0]!r}: give one or more of {', '.join(KINDS)}")
     kinds = [KINDS[kind] if isinstance(kind, str) else kind for kind in output]
@@ -116,12 +124,13 @@ def segment(
                 "flip": flip,
                 "fusion": fusion,
                 "longest_side": longest_side,
+                "classes_at": classes_at,
                 "experiment": loaded.experiment.digest()[:SHOWN_DIGITS],
                 "weights": digest(loaded.model.state_dict())[:SHOWN_DIGITS],
             },
             "give every process the same command, weights and images",
         )
-        images = process.on_main(lambda: _output_files(source, out, kinds, recursive))
+        images = process.on_main(lambda: _output_files(source, out, kinds, endings, recursive))
         forward = _forward(loaded, process.device)
         own = images[process.rank :: process.world_size]
         skipped, faults = 0, []
@@ -134,7 +143,10 @@ def segment(
                 try:
                     image = read_image(path)
                     inputs = _input(image, loaded.experiment, longest_side).to(process.device)
-                    segments = segment_image(forward, inputs, scales, flip, (image.height, image.width), fusion)
+                    size = (image.height, image.width) if classes_at == "image" else None
+                    segments = segment_image(forward, inputs, scales, flip, size, fusion)
+                    if classes_at == "input":
+                        segments = _resized(segments, image.size)
                     for kind, file in zip(kinds, files, strict=True):
                         kind.write(file, image, segments, colors)
                 except DataError as error:
@@ -156,14 +168,16 @@ def segment(
     )
 
 
-def _output_files(source: Path, out: Path, kinds: Sequence[FileKind], recursive: bool) -> list[tuple[Path, list[Path]]]:
+def _output_files(
+    source: Path, out: Path, kinds: Sequence[FileKind], endings: Sequence[str], recursive: bool
+) -> list[tuple[Path, list[Path]]]:
     """Return all images with their files, one of each of the ``kinds``.
 
     Raises DataError if there are no images, and if files would collide with each other or lie among the images.
     """
     if not os.path.exists(source):
         raise DataError(f"there is no image or folder {escape(source)}", "IN", "give an image or a folder")
-    paths = find_images(source, recursive) if os.path.isdir(source) else [source]
+    paths = find_images(source, endings, recursive) if os.path.isdir(source) else [source]
     root = source if os.path.isdir(source) else source.parent
     images, owners = [], dict[Path, Path]()
     for path in paths:
@@ -208,3 +222,9 @@ def _forward(network: LoadedNetwork, device: torch.device) -> Callable[[Tensor],
 def _input(image: Image.Image, experiment: Experiment, longest_side: int | None) -> Tensor:
     scaled = image if longest_side is None else scale_to_longest_side(image, longest_side)
     return tvF.normalize(tvF.to_tensor(scaled), list(experiment.input.mean), list(experiment.input.std))
+
+
+def _resized(segments: Segments, size: tuple[int, int]) -> Segments:
+    """Return ``segments`` resized by the nearest pixel to a ``size`` (width, height)."""
+    maps = (Image.fromarray(each.numpy()).resize(size, Image.Resampling.NEAREST) for each in segments)
+    return Segments(*(torch.from_numpy(np.array(each)) for each in maps))

@@ -46,11 +46,11 @@ def class_folders(root: Path) -> list[str]:
         _raise_unlistable(error)
 
 
-def find_images(root: Path, recursive: bool = True) -> list[Path]:
+def find_images(root: Path, endings: Sequence[str] = EXTENSIONS, recursive: bool = True) -> list[Path]:
     """Return the images in ``root`` and, if ``recursive``, its sub-folders, see `find_names`; DataError if none."""
-    images, skipped = find_names(root, recursive=recursive)
+    images, skipped = find_names(root, endings, recursive)
     if not images:
-        remedy = f"images are files that end in {' '.join(EXTENSIONS)}"
+        remedy = f"images are files that end in {' '.join(endings)}"
         raise DataError("there is no image in the folder", root, remedy)
     log_skipped(root, skipped)
     return [root / name for name in images]
