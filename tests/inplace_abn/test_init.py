@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import io
 import pickle
+import re
 import subprocess
 import sys
 from functools import partial
@@ -16,12 +17,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-import zoo.inplace_abn  # noqa: F401  # makes the names below importable
+import zoo.inplace_abn  # makes the names below importable
 from tests.formula import relative_error
 from zoo import layers
 from zoo.convert import convert_norm
 
 from inplace_abn import ABN, InPlaceABN, InPlaceABNSync  # isort: skip
+from inplace_abn.bn import InPlaceABNSyncWrapper, InPlaceABNWrapper  # isort: skip
 from inplace_abn.functions import ACT_ELU, ACT_LEAKY_RELU, ACT_NONE, ACT_RELU, inplace_abn, inplace_abn_sync  # isort: skip
 
 CLASSES = [ABN, InPlaceABN, InPlaceABNSync]
@@ -51,14 +53,17 @@ def test_modules_have_names_of_all_releases() -> None:
     import inplace_abn.bn
     import inplace_abn.group
 
-    assert inplace_abn.bn.InPlaceABNSync is inplace_abn.abn.InPlaceABNSync is inplace_abn.InPlaceABNSync
+    assert inplace_abn.abn.InPlaceABNSync is inplace_abn.InPlaceABNSync
+    for name in ("ABN", "InPlaceABN", "InPlaceABNSync"):
+        assert issubclass(getattr(inplace_abn.bn, name), getattr(inplace_abn, name))
     assert inplace_abn.group.active_group is inplace_abn.active_group is layers.active_group
     assert inplace_abn.set_active_group is layers.set_active_group
     assert (ACT_RELU, ACT_LEAKY_RELU, ACT_ELU, ACT_NONE) == ("relu", "leaky_relu", "elu", "none")
     assert inplace_abn.__version__ == "1.1.0"
     namespace: dict[str, Any] = {}
     exec("from inplace_abn.bn import *", namespace)
-    assert namespace["InPlaceABN"] is InPlaceABN
+    assert namespace["InPlaceABN"] is inplace_abn.bn.InPlaceABN
+    assert {"inplace_abn", "inplace_abn_sync", "InPlaceABNWrapper", "InPlaceABNSyncWrapper"} <= set(namespace)
 
 
 @pytest.mark.parametrize("kind", CLASSES)
@@ -79,6 +84,144 @@ def test_slope_is_activation_param() -> None:
     for arguments, names in (((), {"activation_param": 0.1}), ((1e-5, 0.1, True, "leaky_relu", 0.1), {})):
         with pytest.raises(TypeError, match="slope and activation_param"):
             InPlaceABN(4, *arguments, slope=0.2, **names)
+
+
+@pytest.mark.parametrize("activation", ["leaky_relu", "elu"])
+def test_slope_can_be_set(activation: str) -> None:
+    norm = ABN(4, activation=activation, slope=0.01).double()
+    norm.slope = 0.3
+    nonlinearity = nn.LeakyReLU(0.3) if activation == "leaky_relu" else nn.ELU()
+    check_equal(norm, nn.Sequential(nn.BatchNorm2d(4).double(), nonlinearity), images())
+    assert norm.slope == norm.activation_param == (0.3 if activation == "leaky_relu" else 1)
+
+
+@pytest.mark.parametrize("name", ["ABN", "InPlaceABN", "InPlaceABNSync"])
+def test_alpha_of_module_bn_is_always_one(name: str) -> None:
+    kind = getattr(zoo.inplace_abn.bn, name)
+    for norm in (kind(4, activation="elu"), kind(4, 1e-5, 0.1, True, "elu", 0.2), kind(4, activation="elu", slope=0.2)):
+        assert norm.activation_param == 1
+    check_equal(kind(4, activation="elu").double(), nn.Sequential(nn.BatchNorm2d(4), nn.ELU()).double(), images())
+    assert kind(4).slope == 0.01
+    assert kind(4, slope=0.2).slope == 0.2
+    assert issubclass(kind, zoo.inplace_abn.bn.ABN)
+    assert not issubclass(zoo.inplace_abn.bn.ABN, InPlaceABN)
+
+
+@pytest.mark.parametrize("positional", [True, False])
+@pytest.mark.parametrize("devices", [None, [0], [0, 1], (0, 1), range(2)])
+def test_devices_of_synchronized_norm_are_dropped(devices: Any, positional: bool) -> None:
+    """The second argument of releases 0.0.1 to 0.1.1."""
+    place, names = ([devices], {}) if positional else ([], {"devices": devices})
+    norm = InPlaceABNSync(4, *place, eps=1e-6, slope=0.2, **names).double()
+    assert (norm.eps, norm.momentum, norm.slope, norm.group) == (1e-6, 0.1, 0.2, None)
+    check_equal(norm, nn.Sequential(nn.BatchNorm2d(4, eps=1e-6), nn.LeakyReLU(0.2)).double(), images())
+
+
+@pytest.mark.parametrize("devices", [None, [0, 1]])
+def test_arguments_after_devices_follow(devices: Any) -> None:
+    norm = InPlaceABNSync(4, devices, 1e-3, 0.2, False, "leaky_relu", 0.5)
+    assert (norm.eps, norm.momentum, norm.affine, norm.activation, norm.slope) == (1e-3, 0.2, False, "leaky_relu", 0.5)
+    assert InPlaceABNSync(4, devices, activation="elu").activation_param == 1, "alpha was always 1"
+    norm = InPlaceABNSync(4, 1e-3, 0.2, False, "elu", 0.5)
+    assert (norm.eps, norm.momentum, norm.affine, norm.activation, norm.slope) == (1e-3, 0.2, False, "elu", 0.5)
+
+
+@pytest.mark.parametrize("kind", CLASSES)
+@pytest.mark.parametrize(
+    ("module", "activation", "parameter"),
+    [
+        (nn.LeakyReLU(0.2), "leaky_relu", 0.2),
+        (nn.LeakyReLU(0.2, inplace=True), "leaky_relu", 0.2),
+        (nn.ELU(0.7), "elu", 0.7),
+        (nn.Identity(), "identity", 0.01),
+        (None, "identity", 0.01),
+    ],
+)
+def test_activation_may_be_module(kind: type[ABN], module: nn.Module | None, activation: str, parameter: float) -> None:
+    norm = kind(4, activation=module).double()
+    assert (norm.activation, norm.activation_param) == (activation, parameter)
+    assert list(norm.children()) == []
+    check_equal(norm, nn.Sequential(nn.BatchNorm2d(4), module or nn.Identity()).double(), images())
+
+
+@pytest.mark.parametrize("activation", [nn.ReLU(inplace=True), nn.LeakyReLU(0.2), nn.Identity()])
+def test_second_positional_argument_of_abn_may_be_module(activation: nn.Module) -> None:
+    """ABN of release 0.0.1 passed the other arguments to BatchNorm2d."""
+    norm = ABN(4, activation, eps=1e-3, momentum=0.2).double()
+    assert (norm.eps, norm.momentum) == (1e-3, 0.2)
+    check_equal(norm, nn.Sequential(nn.BatchNorm2d(4, eps=1e-3), copy.deepcopy(activation)).double(), images())
+
+
+@pytest.mark.parametrize("kind", CLASSES)
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"activation": nn.GELU()},
+        {"activation": nn.PReLU()},
+        {"activation": nn.ReLU},
+        {"activation": F.relu},
+        {"activation": 0.01},
+        {"activation": type("Shifted", (nn.LeakyReLU,), {})(0.2)},
+        {"activation": nn.LeakyReLU(0.2), "slope": 0.2},
+        {"activation": nn.LeakyReLU(0.2), "activation_param": 0.2},
+        {"eps": "elu"},
+        {"eps": True},
+        {"eps": torch.tensor(1e-5)},
+        {"momentum": "elu"},
+        {"momentum": [0.1]},
+    ],
+)
+def test_unknown_arguments_raise_at_construction(kind: type[ABN], arguments: dict[str, Any]) -> None:
+    value = next(iter(arguments.values()))
+    shown = type(value).__name__ if isinstance(value, nn.Module) else "relu" if callable(value) else str(value)
+    with pytest.raises((TypeError, ValueError), match=rf"(?i){next(iter(arguments))}.*{re.escape(shown)}"):
+        kind(4, **arguments)
+
+
+@pytest.mark.parametrize("kind", CLASSES)
+def test_module_with_negative_slope_raises(kind: type[ABN]) -> None:
+    with pytest.raises(ValueError, match=r"activation_param of leaky_relu .*-0\.2"):
+        kind(4, activation=nn.LeakyReLU(-0.2))
+
+
+def test_repeated_arguments_raise() -> None:
+    with pytest.raises(TypeError, match="eps"):
+        ABN(4, 1e-3, eps=1e-3)
+    with pytest.raises(TypeError, match="activation"):
+        ABN(4, nn.ReLU(), activation="elu")
+    with pytest.raises(TypeError, match="2 positional arguments, got 3"):
+        ABN(4, nn.ReLU(), 1e-3)
+
+
+@pytest.mark.parametrize("kind", [ABN, InPlaceABN])
+def test_devices_of_other_norms_raise(kind: type[ABN]) -> None:
+    with pytest.raises(TypeError, match="eps"):
+        kind(4, [0, 1])
+    with pytest.raises(TypeError, match="devices"):
+        kind(4, devices=[0, 1])
+
+
+def test_relu_module_of_in_place_norms_raises() -> None:
+    for activation in (nn.ReLU(), nn.ReLU(inplace=True)):
+        assert ABN(4, activation=activation).activation == "relu"
+        for kind in (InPlaceABN, InPlaceABNSync):
+            with pytest.raises(ValueError, match="relu"):
+                kind(4, activation=activation)
+
+
+@pytest.mark.parametrize("kind", CLASSES)
+def test_activation_set_to_none_is_identity(kind: type[ABN]) -> None:
+    norm = kind(4).double()
+    norm.activation = None
+    check_equal(norm, nn.BatchNorm2d(4).double(), images())
+
+
+@pytest.mark.parametrize("wrapper", [InPlaceABNWrapper, InPlaceABNSyncWrapper])
+def test_wrappers_hold_norm_as_bn(wrapper: type[nn.Module]) -> None:
+    """Release 0.0.1 has them to give the norms the keys of its ABN."""
+    norm = wrapper(4, eps=1e-6, activation="elu").double()
+    assert set(norm.state_dict()) == {f"bn.{key}" for key in InPlaceABN(4).state_dict()}
+    check_equal(norm, nn.Sequential(nn.BatchNorm2d(4, eps=1e-6), nn.ELU()).double(), images())
 
 
 @pytest.mark.parametrize("kind", CLASSES)
@@ -254,7 +397,7 @@ def test_modules_pickled_by_original_load(name: str, release: str, monkeypatch: 
         torch.save(nn.Sequential(nn.Conv2d(4, 4, 1), module), file)
     file.seek(0)
     network = torch.load(file, weights_only=False)
-    assert type(network[1]) is {each.__name__: each for each in CLASSES}[name]
+    assert type(network[1]) is getattr(sys.modules[home], name)
     twin = nn.Sequential(network[0], copy.deepcopy(network[1]))
     assert network.train()(images().float()).shape == (3, 4, 5, 6)
     assert network[1].num_batches_tracked == (4 if release == "1.1" else 1)

@@ -6,54 +6,73 @@ Tested by tests/inplace_abn/test_init.py.
 from __future__ import annotations
 
 from functools import partial
+from numbers import Real
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from zoo import layers
-from zoo.inplace_abn.functions import ACT_ELU, normalize_and_activate, renamed
+from zoo.inplace_abn.functions import ACT_ELU, ACT_LEAKY_RELU, named, normalize_and_activate, renamed
 
 
 class ABN(layers.ABN):
     """`zoo.layers.ABN` with the arguments of all releases of inplace_abn.
 
     Args:
-    - `num_features`, `eps`, `momentum`, `affine`: as in `zoo.layers.ABN`.
-    - `args`: `track_running_stats`, `activation` and `activation_param`, as in release 1.1; a string in the first place
-      is `activation`, as in earlier releases.
+    - `num_features`: as in `zoo.layers.ABN`.
+    - `args`: `eps`, `momentum`, `affine`, `track_running_stats`, `activation`, `activation_param`, as in release 1.1.
+      In earlier releases, `activation` follows `affine`. In release 0.0.1, it is a module and the only one of them.
     - `settings`: the same by name, and `device` and `dtype`. `slope` is the name of `activation_param` in releases 0.x,
       where alpha of ELU was always 1.
 
-    The activation "none" is "identity", and leaky_relu with slope 0 is ReLU.
+    The activation may be a module LeakyReLU, ELU, ReLU or Identity of torch.nn, whose slope or alpha is then
+    `activation_param`. "none" and None are "identity", and leaky_relu with slope 0 is ReLU.
     """
 
-    positional: tuple[str, ...] = ("track_running_stats", "activation", "activation_param")
+    positional: tuple[str, ...] = (
+        "eps", "momentum", "affine", "track_running_stats", "activation", "activation_param",
+    )  # fmt: skip
 
-    def __init__(
-        self,
-        num_features: int,
-        eps: float = 1e-5,
-        momentum: float | None = 0.1,
-        affine: bool = True,
-        *args: Any,
-        **settings: Any,
-    ) -> None:
-        names = self.positional[1:] if args and isinstance(args[0], str) else self.positional
+    def __init__(self, num_features: int, *args: Any, **settings: Any) -> None:
+        names = self.positional
+        if args and isinstance(args[0], nn.Module):
+            names = ("activation",)
+        elif len(args) > 3 and (args[3] is None or isinstance(args[3], (str, nn.Module))):
+            names = tuple(name for name in names if name != "track_running_stats")
         if len(args) > len(names):
-            raise TypeError(f"{type(self).__name__} takes {4 + len(names)} positional arguments, got {4 + len(args)}")
+            raise TypeError(f"{type(self).__name__} takes {1 + len(names)} positional arguments, got {1 + len(args)}")
         given = dict(zip(names, args, strict=False))
+        if twice := given.keys() & settings.keys():
+            raise TypeError(f"{type(self).__name__} got multiple values for {', '.join(sorted(twice))}")
+        super().__init__(num_features, **self._current({**given, **settings}))
+
+    def _current(self, settings: dict[str, Any]) -> dict[str, Any]:
+        """Return the arguments of any release in terms of `zoo.layers`; TypeError for a wrong type."""
+        kind = type(self).__name__
+        for name in ("eps", "momentum"):
+            value = settings.get(name, 0.0)
+            is_number = isinstance(value, Real) and not isinstance(value, bool)
+            if not is_number and (name != "momentum" or value is not None):
+                raise TypeError(f"{kind} got {name}={value!r}, which is not a number")
+        parameters = [name for name in ("slope", "activation_param") if name in settings]
+        if len(parameters) == 2:
+            raise TypeError(f"{kind} got slope and activation_param, which are the same")
+        activation = settings.get("activation", ACT_LEAKY_RELU)
+        if isinstance(activation, nn.Module) and parameters:
+            raise TypeError(f"{kind} got activation={activation!r} and {parameters[0]}: leave {parameters[0]} out")
         if "slope" in settings:
-            if "activation_param" in {**given, **settings}:
-                raise TypeError(f"{type(self).__name__} got slope and activation_param, which are the same")
-            activation = settings.get("activation", given.get("activation"))
             settings["activation_param"] = _activation_param(activation, settings.pop("slope"))
-        super().__init__(num_features, eps, momentum, affine, **given, **settings)
+        return {**settings, **named(activation)}
 
     @property
     def slope(self) -> float:
         """The name of `activation_param` in releases 0.x."""
         return self.activation_param
+
+    @slope.setter
+    def slope(self, value: float) -> None:
+        self.activation_param = _activation_param(self.activation, value)
 
     def checked_activation(self) -> tuple[str, float]:
         """Return name and parameter of the activation in terms of `zoo.layers`; raises ValueError if it is unknown."""
@@ -86,9 +105,22 @@ class InPlaceABN(ABN, layers.InPlaceABN):
 
 
 class InPlaceABNSync(InPlaceABN, layers.InPlaceABNSync):
-    """`zoo.layers.InPlaceABNSync` with the arguments of all releases of inplace_abn, see `ABN`; `group` is the last."""
+    """`zoo.layers.InPlaceABNSync` with the arguments of all releases of inplace_abn, see `ABN`; `group` is the last.
+
+    `devices`, a list or None and the second argument of releases 0.x, is ignored: a process has one device. Alpha of
+    ELU is then 1, as in these releases.
+    """
 
     positional = (*ABN.positional, "group")
+
+    def __init__(self, num_features: int, *args: Any, **settings: Any) -> None:
+        has_devices = "devices" in settings
+        settings.pop("devices", None)
+        if args and (args[0] is None or isinstance(args[0], (list, tuple, range))):
+            has_devices, args = True, args[1:]
+        super().__init__(num_features, *args, **settings)
+        if has_devices:
+            self.slope = self.activation_param
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Take over the attributes of a pickled module, without its group, which is meaningless to another process."""

@@ -1,9 +1,67 @@
-"""The module of the norms in releases 0.x.
+"""The module of the norms in releases 0.x, and in copies of it in other repositories.
 
 Tested by tests/inplace_abn/test_init.py.
 """
 
-from zoo.inplace_abn.abn import ABN, InPlaceABN, InPlaceABNSync
-from zoo.inplace_abn.functions import ACT_ELU, ACT_LEAKY_RELU, ACT_NONE, ACT_RELU
+from typing import Any
 
-__all__ = ["ABN", "ACT_ELU", "ACT_LEAKY_RELU", "ACT_NONE", "ACT_RELU", "InPlaceABN", "InPlaceABNSync"]
+from torch import Tensor, nn
+
+from zoo.inplace_abn import abn
+from zoo.inplace_abn.functions import ACT_ELU, ACT_LEAKY_RELU, ACT_NONE, ACT_RELU, inplace_abn, inplace_abn_sync
+
+__all__ = [
+    "ABN",
+    "ACT_ELU",
+    "ACT_LEAKY_RELU",
+    "ACT_NONE",
+    "ACT_RELU",
+    "InPlaceABN",
+    "InPlaceABNSync",
+    "InPlaceABNSyncWrapper",
+    "InPlaceABNWrapper",
+    "inplace_abn",
+    "inplace_abn_sync",
+]
+
+
+class ABN(abn.ABN):
+    """`zoo.inplace_abn.abn.ABN` whose alpha of ELU is 1."""
+
+    def __init__(self, *args: Any, **settings: Any) -> None:
+        super().__init__(*args, **settings)
+        self.slope = self.activation_param
+
+
+class InPlaceABN(ABN, abn.InPlaceABN):
+    """`zoo.inplace_abn.abn.InPlaceABN` whose alpha of ELU is 1."""
+
+
+class InPlaceABNSync(InPlaceABN, abn.InPlaceABNSync):
+    """`zoo.inplace_abn.abn.InPlaceABNSync` whose alpha of ELU is 1."""
+
+
+class InPlaceABNWrapper(nn.Module):
+    """`InPlaceABN` as the submodule ``bn``, from release 0.0.1; the same arguments."""
+
+    def __init__(self, *args: Any, **settings: Any) -> None:
+        super().__init__()
+        self.bn = InPlaceABN(*args, **settings)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the normalized and activated x."""
+        out: Tensor = self.bn(x)
+        return out
+
+
+class InPlaceABNSyncWrapper(nn.Module):
+    """`InPlaceABNSync` as the submodule ``bn``, from release 0.0.1; the same arguments."""
+
+    def __init__(self, *args: Any, **settings: Any) -> None:
+        super().__init__()
+        self.bn = InPlaceABNSync(*args, **settings)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the normalized and activated x."""
+        out: Tensor = self.bn(x)
+        return out

@@ -6,10 +6,11 @@ Tested by tests/inplace_abn/test_init.py.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch.distributed as dist
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from zoo import layers
 
@@ -61,9 +62,29 @@ def inplace_abn_sync(
     return normalize_and_activate(norm, (activation, activation_param))
 
 
-def renamed(activation: str, activation_param: float) -> tuple[str, float] | None:
+def named(activation: Any) -> dict[str, Any]:
+    """Return `activation`, and the `activation_param` of a module, as arguments of a norm in `zoo.layers`.
+
+    Raises TypeError unless the activation is a name, None, or one of these modules.
+    """
+    if activation is None or isinstance(activation, str):
+        return {"activation": activation or "identity"}
+    # Subclasses may compute something else.
+    if type(activation) is nn.LeakyReLU:
+        return {"activation": ACT_LEAKY_RELU, "activation_param": activation.negative_slope}
+    if type(activation) is nn.ELU:
+        return {"activation": ACT_ELU, "activation_param": activation.alpha}
+    if type(activation) in (nn.ReLU, nn.Identity):
+        return {"activation": ACT_RELU if type(activation) is nn.ReLU else "identity"}
+    raise TypeError(
+        f"activation={activation!r} is neither a name nor a module LeakyReLU, ELU, ReLU or Identity; "
+        'give "identity" and call the activation after the norm'
+    )
+
+
+def renamed(activation: str | None, activation_param: float) -> tuple[str, float] | None:
     """Return name and parameter of an activation in `zoo.layers`; None if they are the same."""
-    if activation == ACT_NONE:
+    if activation in (ACT_NONE, None):
         return "identity", activation_param
     return (ACT_RELU, 0.0) if activation == ACT_LEAKY_RELU and activation_param == 0 else None
 
