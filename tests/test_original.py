@@ -370,6 +370,15 @@ def test_histograms_leave_out_non_finite_values(tmp_path: Path) -> None:
     assert (histogram.num, histogram.min, histogram.max) == (2, 1, 2)
 
 
+def test_requirements_of_scripts_are_dependencies_of_package() -> None:
+    """The original's installation ended with ``cd scripts; pip install -r requirements.txt``."""
+    root = Path(__file__).parents[1]
+    listed = (root / "pyproject.toml").read_text().partition("\ndependencies = [\n")[2].partition("\n]\n")[0]
+    dependencies = [line.strip(' ",') for line in listed.splitlines()]
+    assert (root / "scripts" / "requirements.txt").read_text().splitlines() == dependencies
+    assert dependencies[0].startswith("torch>=")
+
+
 ORIGINAL_OPTIONS = {
     OriginalTrain: (
         "-j 2", "--workers 2", "-p 10", "--print-freq 10", "--resume PATH", "-e", "--evaluate", "--local_rank 0",

@@ -355,6 +355,27 @@ def test_half_precision_autocast_and_copies() -> None:
     assert InPlaceABN(4).half().float()(images().float()).isfinite().all()
 
 
+@pytest.mark.filterwarnings("ignore")  # torch.jit.trace is deprecated, and warns of checks
+def test_network_is_traced_after_conversion_to_standard_norms() -> None:
+    network = nn.Sequential(nn.Conv2d(4, 4, 1), InPlaceABN(4)).eval()
+    x = images().float()
+    with pytest.raises(torch.jit.TracingCheckError, match="not supported in the JIT"):
+        torch.jit.trace(network, x)
+    traced = torch.jit.trace(convert_norm(copy.deepcopy(network), "standard"), x)
+    torch.testing.assert_close(traced(x), network(x))
+
+
+@pytest.mark.parametrize("kind", CLASSES)
+def test_missing_counters_are_no_error_without_version(kind: type[ABN]) -> None:
+    """As in torch: a state dict with version 2 has them."""
+    state = kind(4).state_dict()
+    del state["num_batches_tracked"]
+    kind(4).load_state_dict(dict(state), strict=True)
+    for norm in (kind(4), nn.BatchNorm2d(4)):
+        with pytest.raises(RuntimeError, match="num_batches_tracked"):
+            norm.load_state_dict(state, strict=True)
+
+
 @pytest.mark.parametrize(("activation", "parameter"), [("none", 0.01), ("leaky_relu", 0.0), ("elu", 1.0)])
 def test_conversion_to_standard_norms_keeps_outputs(activation: str, parameter: float) -> None:
     network = nn.Sequential(nn.Conv2d(4, 4, 1), InPlaceABN(4, 1e-5, 0.1, True, activation, parameter)).double().eval()

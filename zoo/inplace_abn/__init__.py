@@ -7,13 +7,14 @@ unedited afterwards:
     from inplace_abn import InPlaceABN
 
 Import it first: packages such as timm look for inplace_abn when they are imported. Raises ImportError if the original
-is imported already.
+is imported already. `replace_copy` also replaces a copy of the original in another repository.
 """
 
 import sys
 
 from zoo.inplace_abn import abn, bn, functions, group
 from zoo.inplace_abn.abn import ABN, InPlaceABN, InPlaceABNSync
+from zoo.inplace_abn.copies import replace_copy
 from zoo.inplace_abn.functions import inplace_abn, inplace_abn_sync
 from zoo.inplace_abn.group import active_group, set_active_group
 
@@ -24,6 +25,7 @@ __all__ = [
     "active_group",
     "inplace_abn",
     "inplace_abn_sync",
+    "replace_copy",
     "set_active_group",
 ]
 

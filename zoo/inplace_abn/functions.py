@@ -14,6 +14,8 @@ from torch import Tensor, nn
 
 from zoo import layers
 
+__all__ = ["ACT_ELU", "ACT_LEAKY_RELU", "ACT_NONE", "ACT_RELU", "inplace_abn", "inplace_abn_sync"]
+
 ACT_RELU = "relu"
 ACT_LEAKY_RELU = "leaky_relu"
 ACT_ELU = "elu"
