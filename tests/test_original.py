@@ -23,6 +23,7 @@ from scripts.train_imagenet import OriginalTrain
 from tests.cli.conftest import Run, finished, write_segmenter
 from tests.convert.networks import scramble
 from tests.data.sample_images import make_splits, random_image
+from tests.engine.tiny import differences
 from zoo.cli import main, run_script
 from zoo.cli.options import Command
 from zoo.config.parse import parse_experiment
@@ -336,6 +337,29 @@ def test_scripts_take_backend_of_process_group(
             run([*words, "--dist-backend", "mpi"])
         assert error.value.code == 2
         assert "--dist-backend: invalid choice: 'mpi' (choose from " in capsys.readouterr().err
+
+
+def _as_original(checkpoint: Path, path: Path) -> Path:
+    """Write what the original trainer saves of a run, with the name of its wrapper before each parameter."""
+    content = torch.load(checkpoint, weights_only=True)
+    kept = {key: content[key] for key in ("epoch", "arch", "best_prec1", "optimizer")}
+    torch.save({**kept, "state_dict": {f"module.{key}": each for key, each in content["state_dict"].items()}}, path)
+    return path
+
+
+def test_train_script_resumes_run_of_original(finished: Run, tmp_path: Path) -> None:
+    train = [str(finished.config), str(finished.data), "-j", "0", "-p", "1", "--epochs", "4"]
+    theirs = _as_original(finished.checkpoint, tmp_path / "theirs.pth.tar")
+    for name, source in (("ours", finished.checkpoint), ("theirs", theirs)):
+        words = ["--log-dir", str(tmp_path / name), "--resume", str(source)]
+        assert run_script(OriginalTrain, [*train, *words]) == 0
+    ours, resumed = (
+        torch.load(tmp_path / name / "checkpoint.pth.tar", weights_only=True) for name in ("ours", "theirs")
+    )
+    assert resumed["position"] == ours["position"] == {"epoch": 4, "batch": 0, "step": 12, "num_images": 24}
+    assert all(torch.equal(value, resumed["state_dict"][key]) for key, value in ours["state_dict"].items())
+    assert differences(ours["optimizer"], resumed["optimizer"]) == []
+    assert resumed["best_prec1"] == ours["best_prec1"]
 
 
 def _histograms(folder: Path) -> dict[str, list[Any]]:

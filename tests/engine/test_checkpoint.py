@@ -172,13 +172,18 @@ def test_file_with_code_raises_without_running_it(tmp_path: Path) -> None:
     assert not trace.exists()
 
 
-def test_file_of_original_trainer_can_only_serve_as_weights(tmp_path: Path) -> None:
+def test_file_without_training_state_can_only_serve_as_weights(tmp_path: Path) -> None:
+    """The original trainer writes all four keys, and the trainers of other packages others."""
     content = {"epoch": 3, "arch": "resnet101", "state_dict": {}, "best_prec1": 75.0, "optimizer": {}}
     for zipped in (True, False):
         path = tmp_path / f"{zipped}.pth.tar"
         torch.save(content, path, _use_new_zipfile_serialization=zipped)
-        with pytest.raises(CheckpointError, match=r"has no training state.*--weights"):
-            read(path)
+        assert read(path) == content
+        for key in ("epoch", "state_dict", "best_prec1", "optimizer"):
+            part = {name: value for name, value in content.items() if name != key}
+            torch.save(part, path, _use_new_zipfile_serialization=zipped)
+            with pytest.raises(CheckpointError, match=r"has no training state.*--weights"):
+                read(path)
 
 
 def _save_where_rank_0_cannot(folder: str) -> tuple[str, list[str], float]:

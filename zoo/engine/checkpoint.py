@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from zoo.config.architectures import ARCHITECTURES, is_external
+from zoo.engine.original import is_original
 from zoo.engine.process import Process, processor
 from zoo.engine.state import TrainState, broadcast_buffers, rank_states, shared_state
 from zoo.errors import CheckpointError, escape, truncate
@@ -33,7 +34,7 @@ MAX_COUNT = 2**63  # of numbers shown from untrusted files
 KEYS_OF_BEST = (
     "epoch", "arch", "best_prec1", "best_epoch", "network", "class_names", "config", "config_digest", "torch_version",
 )  # fmt: skip
-ZIP_MAGIC = b"PK"
+MAGICS = b"PK", b"\x80\x02"  # of torch.save files, in the zip format and the format before PyTorch 1.6
 
 
 class CheckpointWriter:
@@ -211,21 +212,24 @@ def _flush_folder(folder: Path) -> None:
 def read(path: Path) -> dict[str, Any]:
     """Return the content of a checkpoint file, with tensors on the CPU.
 
-    Only tensors and plain Python are loaded, never code. Raises CheckpointError if the file is missing, if it is
-    damaged (all checksums are verified), or if it has no training state.
+    It is a checkpoint of this package or of the original trainer (`is_original`). Only tensors and plain Python are
+    loaded, never code. Raises CheckpointError if the file is missing, if it is damaged (all checksums are verified), or
+    if it has no training state.
     """
     if not path.is_file():
         raise CheckpointError("no such checkpoint", path, "give the path of one, or --resume auto")
     try:
         with open(path, "rb") as file:
-            magic = file.read(len(ZIP_MAGIC))
+            magic = file.read(2)
             if not magic:
                 raise ValueError("it is empty")
-            content = load_bounded(file) if magic == ZIP_MAGIC else None
+            content = load_bounded(file) if magic in MAGICS else None
     except Exception as error:  # damaged bytes make zip and pickle raise nearly anything
         raise CheckpointError(
             f"the checkpoint is damaged ({type(error).__name__}: {truncate(error)})", path, "resume from another one"
         ) from error
+    if isinstance(content, dict) and is_original(content):
+        return content
     if not isinstance(content, dict) or "position" not in content or "format_version" not in content:
         raise CheckpointError(
             "this file has no training state to resume from",

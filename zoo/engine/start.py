@@ -16,6 +16,7 @@ from zoo.config.experiment import Experiment
 from zoo.config.network import NetworkSpec
 from zoo.engine import checkpoint
 from zoo.engine.consistency import ABSENT, differing_keys
+from zoo.engine.original import is_original, load_original
 from zoo.engine.process import Process, processor, seed_everything
 from zoo.engine.reconstruction import check_meter
 from zoo.engine.state import TrainState, build_state, load_rank_states, load_shared_state
@@ -125,11 +126,13 @@ def restore(state: TrainState, resumed: LoadedCheckpoint) -> list[str]:
     """Load the checkpoint into ``state`` and the random generators; return notices for the user.
 
     A run with more epochs than the checkpoint's continues from the same position, with the learning rate that the
-    longer schedule has there. Raises CheckpointError if the checkpoint was written with other settings or another
-    world size; with replicas the world size may change.
+    longer schedule has there. For a checkpoint of the original trainer see `load_original`. Raises CheckpointError if
+    the checkpoint was written with other settings or another world size; with replicas the world size may change.
     """
     saved = resumed.content
     try:
+        if is_original(saved):
+            return [*resumed.notices, *load_original(state, saved, resumed.path)]
         prolonged = list(_check_config(saved["config"], state.config, resumed.path))
         if state.replicas is None and saved["world_size"] != state.process.world_size:
             raise CheckpointError(

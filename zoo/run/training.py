@@ -202,6 +202,8 @@ def train_experiment(
         RunLog(log_dir, process.rank, config, histograms=log_hist) as log,
     ):
         state = start(task, process, log_dir, resume=resume, weights=weights, build=build)
+        if not state.num_images:  # a new run, or a checkpoint of the original trainer, which counts only epochs
+            state.step = state.epoch * len(loaders[0].batch_sampler)
 
         if log_hist and not histogram_parameters(state.model):
             what = f"no parameter of {config.network.arch} has a name with {join_names(HISTOGRAM_NAMES)}"
