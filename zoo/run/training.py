@@ -56,6 +56,8 @@ Loaders = tuple[Loader[TrainBatches], Loader[ValBatches] | None]
 class TrainingResult:
     """The network of a finished run, its scores and its files.
 
+    A run that continues one of the original trainer and never exceeds its best score has no scores here.
+
     Args:
     - `model`: the network that was validated last: the one that was trained, or the moving average of its weights. It
       is in evaluation mode, on the device of the run.
