@@ -41,15 +41,6 @@ def test_all_pages_are_known() -> None:
     assert {"README.md", "docs/architecture.md", "experiments/README.md", "tests/README.md"} <= TEXTS.keys()
 
 
-def test_front_page_and_manual_have_at_most_28_000_words() -> None:
-    """As `wc -w` counts them. A new page takes the place of something that nobody would miss."""
-    words = {
-        page: len(text.split()) for page, text in TEXTS.items() if re.fullmatch(r"README\.md|docs/[^/]+\.md", page)
-    }
-    assert len(words) > 10
-    assert sum(words.values()) <= 28_000, words
-
-
 @pytest.mark.parametrize("page", TEXTS)
 def test_generated_tables_are_up_to_date(page: str) -> None:
     """After a new measurement or golden file: python -m tests.golden"""
