@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 import signal
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +14,14 @@ import pytest
 import torch
 from PIL import Image
 from torch import Tensor, nn
-from torch.utils.data import Dataset, IterableDataset
+from torch.utils.data import ConcatDataset, Dataset, IterableDataset, Subset, random_split
+from torchvision.datasets import ImageFolder
 
 import zoo
 from tests.dist.spawn import run_distributed
 from tests.engine.tiny import differences, make_images
 from zoo.config.network import NetworkSpec
+from zoo.data.map_dataset import Datasets, class_names_of
 from zoo.engine.checkpoint import read
 from zoo.remat.lean import is_lean
 
@@ -240,6 +243,55 @@ NAMED = Items((X, 0), ["cat", "dog"])
 def test_unusable_data_and_networks_raise(network: Any, data: tuple[Any, ...], words: str, tmp_path: Path) -> None:
     with pytest.raises(zoo.ZooError, match=words):
         zoo.train(network, *data, log_dir=tmp_path, epochs=1, batch_size=4)
+
+
+WRAPPERS: dict[str, Callable[[Any], Any]] = {
+    "subset": lambda data: Subset(data, range(len(data))),
+    "split": lambda data: random_split(data, [0.5, 0.5])[1],
+    "split of subset": lambda data: random_split(Subset(data, range(4)), [3, 1])[0],
+    "concatenation": lambda data: ConcatDataset([data, Subset(data, [0])]),
+    "subset of concatenation": lambda data: Subset(ConcatDataset([data, data]), [9, 2]),
+    "concatenation with unnamed part": lambda data: ConcatDataset([Noise(), data]),
+}
+
+
+@pytest.mark.parametrize("wrap", WRAPPERS.values(), ids=WRAPPERS.keys())
+@pytest.mark.parametrize("wrapped", ["train", "val", "both"])
+def test_wrapped_data_sets_name_their_classes(wrap: Callable[[Any], Any], wrapped: str) -> None:
+    of_train: Callable[[Any], Any] = wrap if wrapped != "val" else lambda data: data
+    of_val: Callable[[Any], Any] = wrap if wrapped != "train" else lambda data: data
+    assert class_names_of(of_train(NAMED)) == ["cat", "dog"]
+    Datasets(of_train(NAMED), of_val(Items((X, 1), ["cat", "dog"])))
+    with pytest.raises(zoo.DataError, match=r"the classes dog, cat, and the training data cat, dog; .*classes"):
+        Datasets(of_train(NAMED), of_val(Items((X, 0), ["dog", "cat"])))
+
+
+def test_own_attribute_classes_of_wrapper_counts() -> None:
+    subset: Any = Subset(NAMED, [0])
+    subset.classes = ["a", "b"]
+    assert class_names_of(subset) == ["a", "b"]
+    assert class_names_of(Subset(Noise(), [0])) == []
+
+
+@pytest.mark.parametrize("depth", [0, 1, 2])
+@pytest.mark.parametrize("is_val", [False, True])
+def test_concatenation_of_two_numberings_raises(depth: int, is_val: bool) -> None:
+    both: Any = ConcatDataset([NAMED, Items((X, 0), ["dog", "cat"])])
+    for _ in range(depth):
+        both = Subset(both, range(8))
+    with pytest.raises(zoo.DataError, match=r"ConcatDataset: .*classes cat, dog and dog, cat; .*target_transform"):
+        Datasets(NAMED, both) if is_val else Datasets(both)
+
+
+def test_names_of_split_image_folder_reach_checkpoint(tmp_path: Path) -> None:
+    data = make_images(tmp_path / "data", num_train=16, num_val=4)
+    train, val = random_split(ImageFolder(data / "train"), [12, 4], torch.Generator().manual_seed(0))
+    result = zoo.train("resnet32_cifar", train, val, log_dir=tmp_path / "log", epochs=1, experiment=SETTINGS)
+    saved = read(result.checkpoint)
+    assert saved["class_names"] == saved["network"]["class_names"] == ["class0", "class1"]
+    (data / "val/class0").rename(data / "val/other")
+    with pytest.raises(zoo.DataError, match="the classes class1, other, and the training data class0, class1"):
+        zoo.train("resnet32_cifar", train, ImageFolder(data / "val"), log_dir=tmp_path / "other", epochs=1)
 
 
 def test_contradictory_experiment_and_memory_raise(tmp_path: Path) -> None:

@@ -15,12 +15,14 @@ from typing import Any
 
 import numpy as np
 from torch import Tensor
-from torch.utils.data import Dataset, IterableDataset
+from torch.utils.data import ConcatDataset, Dataset, IterableDataset, Subset
 
 from zoo.data.dataset import ImageDataset, Sample
 from zoo.data.seeding import seeded_global_generators
 from zoo.data.transforms.classification import Drawn, Transform, as_pixels
 from zoo.errors import DataError, join_names, shorten_repr
+
+MAP_LABELS = "map the labels to one order of the classes (target_transform), and set the same attribute classes"
 
 
 @dataclass(frozen=True)
@@ -42,7 +44,7 @@ class Datasets:
             raise DataError(
                 f"it has the classes {join_names(val_names, 3)}, and the training data {join_names(names, 3)}",
                 f"the validation data {type(self.val).__name__}",
-                "give data sets with the same attribute classes",
+                MAP_LABELS,
             )
 
     def __str__(self) -> str:
@@ -125,12 +127,30 @@ class MapDataset(ImageDataset):
 
 
 def class_names_of(dataset: Dataset[Any] | None) -> list[str]:
-    """Return the attribute ``classes`` of a data set, as torchvision's have it; empty without unique names."""
-    found = getattr(dataset, "classes", ())
+    """Return the attribute ``classes`` of a data set, as torchvision's have it; empty without unique names.
+
+    A Subset has the names of its data set. A ConcatDataset has the names of its parts; DataError if they differ.
+    """
+    found = getattr(dataset, "classes", None)
+    if found is None and isinstance(dataset, Subset):
+        return class_names_of(dataset.dataset)
+    if found is None and isinstance(dataset, ConcatDataset):
+        return _names_of_parts(dataset)
     if not isinstance(found, Sequence):
         return []
     names = [name if isinstance(name, str) else ", ".join(map(str, name)) for name in found]
     return names if len(set(names)) == len(names) else []
+
+
+def _names_of_parts(dataset: ConcatDataset[Any]) -> list[str]:
+    """Return the class names of the parts, empty if none has names; DataError unless all that have any agree."""
+    names: list[str] = []
+    for part in filter(None, map(class_names_of, dataset.datasets)):
+        if names and part != names:
+            what = f"its parts have the classes {join_names(names, 3)} and {join_names(part, 3)}"
+            raise DataError(what, type(dataset).__name__, MAP_LABELS)
+        names = part
+    return names
 
 
 def _check_map_style(dataset: Any) -> None:
