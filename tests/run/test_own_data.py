@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import re
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -133,6 +134,59 @@ def test_two_processes_train_the_same_network(tmp_path: Path) -> None:
     assert first[1] == alone[1]
     for key, value in alone[0].items():
         torch.testing.assert_close(first[0][key], value)
+
+
+class Labeled(Noise):
+    """Noise whose labels are an attribute, as in torchvision's data sets."""
+
+    def __init__(self, targets: list[int]) -> None:
+        super().__init__(len(targets))
+        self.targets = targets
+
+
+def _other_data_on_rank_1(kind: str, log_dir: Path) -> str:
+    rank = int(os.environ["RANK"])
+    generator = torch.Generator().manual_seed(0)
+    labels = [index % 2 for index in range(24)]
+    train: Any = Labeled(labels)
+    val: Any = Subset(Labeled(labels), range(8))
+    if kind == "split":
+        train, val = random_split(Noise(), [16, 8], generator.manual_seed(rank))
+    elif kind == "validation of nested split":
+        val = Subset(random_split(Noise(), [16, 8], generator.manual_seed(rank))[1], range(4))
+    elif kind == "labels":
+        train = Labeled(labels[rank:] + labels[:rank])
+    elif kind == "order of concatenation":
+        parts = [Labeled(labels[:8]), Labeled(labels[1:9])]
+        val = ConcatDataset(parts if rank else parts[::-1])
+    try:
+        zoo.train(make_module(), train, val, log_dir=log_dir, experiment=SETTINGS)
+    except zoo.DataError as error:
+        return str(error)
+    return "trained"
+
+
+@pytest.mark.dist
+@pytest.mark.parametrize(
+    ("kind", "keys"),
+    [
+        ("split", ["train.indices", "val.indices"]),
+        ("validation of nested split", ["val.indices"]),
+        ("labels", ["train.targets"]),
+        ("order of concatenation", ["val.targets"]),
+        ("none", []),
+    ],
+)
+def test_other_items_on_another_rank_raise_before_training(kind: str, keys: list[str], tmp_path: Path) -> None:
+    first, second = run_distributed(_other_data_on_rank_1, 2, kind, tmp_path / "log", group=False)
+    assert first == second
+    if not keys:
+        assert first == "trained"
+        return
+    assert "rank 1: " in first
+    assert re.findall(r"[a-z]+\.[a-z]+(?= = )", first) == keys
+    assert "manual_seed(0)" in first
+    assert not (tmp_path / "log").exists()
 
 
 def test_run_without_validation_has_checkpoint_and_no_scores(tmp_path: Path) -> None:

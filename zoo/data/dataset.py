@@ -15,7 +15,7 @@ from torch.utils.data import Dataset
 
 from zoo.data.sampler import Key
 from zoo.data.seeding import random_of
-from zoo.data.sources.folder import FolderSource, source_digest
+from zoo.data.sources.folder import FolderSource, sizes_digest, source_digest
 from zoo.data.sources.location import DataPath, RemoteFolder
 from zoo.data.sources.remote import RemoteShards, Unreachable
 from zoo.data.sources.scan import class_folders
@@ -110,6 +110,10 @@ class ImageDataset(Dataset[Sample]):
         """Return the sha256 of the names of classes and files, see `zoo.data.sources.folder.source_digest`."""
         return source_digest(self.classes, self._names)
 
+    def digests(self) -> dict[str, str]:
+        """Return sha256 digests that identify the images: of their names, and of what a subclass adds."""
+        return {"names": self.names_digest()}
+
     def classes_in(self, index: int, sample: Sample) -> np.ndarray:
         """Return the classes of image ``index``, of which ``sample`` was drawn."""
         return np.array([sample.target])
@@ -186,6 +190,12 @@ class ImageFolder(ImageDataset):
     def names_digest(self) -> str:
         """Return the sha256 of the names and of the details of the source."""
         return source_digest(self.classes, self._names, self.source.details)
+
+    def digests(self) -> dict[str, str]:
+        """Return the digest of the names, which covers the contents of shards, and of some sizes of other files."""
+        if not isinstance(self.source, FolderSource):
+            return super().digests()
+        return {**super().digests(), "sizes": sizes_digest(self.file_name, len(self))}
 
     def _draw(self, index: int, epoch: int, generator: Random) -> Sample:
         name, encoded = self.file_name(index), self.source.read(index)

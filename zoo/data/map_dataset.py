@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.utils.data import ConcatDataset, Dataset, IterableDataset, Subset
 
 from zoo.data.dataset import ImageDataset, Sample
+from zoo.data.identity import object_digests
 from zoo.data.seeding import seeded_global_generators
 from zoo.data.transforms.classification import Drawn, Transform, as_pixels
 from zoo.errors import DataError, join_names, shorten_repr
@@ -93,6 +94,10 @@ class MapDataset(ImageDataset):
     def file_name(self, index: int) -> str:
         """Return the name of an item in messages."""
         return f"item {index} of {self.root}"
+
+    def digests(self) -> dict[str, str]:
+        """Return the digests of the names of the classes and of the attributes of the data set."""
+        return {**super().digests(), **object_digests(self.dataset)}
 
     def _draw(self, index: int, epoch: int, generator: Random) -> Sample:
         name = self.file_name(index)

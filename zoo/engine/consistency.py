@@ -81,5 +81,9 @@ def _code_digest() -> str:
 
 
 def dataset_fingerprint(images: ImageDataset, count: int) -> dict[str, Any]:
-    """Return ``count`` (how many of the images are used), the number of classes and a digest of all names."""
-    return {"images": count, "classes": len(images.classes), "names": images.names_digest()[:SHOWN_DIGITS]}
+    """Return ``count`` (how many of the images are used), the number of classes and digests of what is known of them.
+
+    The digests cover all names and some file sizes, see `ImageDataset.digests`.
+    """
+    digests = {key: digest[:SHOWN_DIGITS] for key, digest in images.digests().items()}
+    return {"images": count, "classes": len(images.classes), **digests}

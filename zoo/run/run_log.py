@@ -202,8 +202,7 @@ class RunLog:
         written.
 
         Args:
-        - `images`: for "train" and "val", the number of images and classes and a digest of the names, which identify
-          the data set or the part of it.
+        - `images`: for "train" and "val", the number of images and classes and the digests that identify the images.
         """
         if not self._is_main:
             return

@@ -193,7 +193,7 @@ def train_experiment(
     task = task_of(config)
     loaders = build_loaders(task, data, process.loader_options(workers, config.optimizer.replicas))
     images = _fingerprints(loaders)
-    check_same_on_all_ranks(process, lambda: images, "copy the same DATA to every machine", DataError)
+    check_same_on_all_ranks(process, lambda: images, _how_to_agree(data), DataError)
 
     # 3. State: the network and its optimizer, new or from a checkpoint.
     num_parameters = _count_parameters(config) if module is None else _size(module)
@@ -273,12 +273,22 @@ def build_loaders(task: Task, data: DataPath | Datasets, options: LoaderOptions)
 
 
 def _fingerprints(loaders: Loaders) -> dict[str, Any]:
-    """Return the number of images and classes, and a digest of the names, of each split."""
+    """Return the number of images and classes, and the digests of the images, of each split."""
     return {
         split: dataset_fingerprint(loader.dataset, loader.batch_sampler.num_images)
         for split, loader in zip(("train", "val"), loaders, strict=True)
         if loader is not None
     }
+
+
+def _how_to_agree(data: DataPath | Datasets) -> str:
+    """Return the remedy for ranks with other images."""
+    if not isinstance(data, Datasets):
+        return "copy the same DATA to every machine"
+    return (
+        "give every process the same data sets, and random_split a generator with a seed: "
+        "generator=torch.Generator().manual_seed(0)"
+    )
 
 
 def _count_parameters(config: Experiment) -> int:

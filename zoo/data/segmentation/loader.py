@@ -19,6 +19,7 @@ from zoo.data.sampler import TrainBatches, ValBatches
 from zoo.data.segmentation.class_uniform import ClassUniform, draw_pixel, load_class_index
 from zoo.data.segmentation.label_maps import LabeledImages, Split, labeled_images, read_label, read_pair
 from zoo.data.segmentation.transforms import Pixel, SegmentationTrain, SegmentationVal
+from zoo.data.sources.folder import sizes_digest
 from zoo.data.sources.location import DataPath, require_local
 from zoo.data.transforms.classification import Drawn
 from zoo.errors import DataError, escape
@@ -84,6 +85,11 @@ class LabeledFolder(ImageDataset):
         digest.update(self._labels.tobytes())
         digest.update(self._table.tobytes())
         return digest.hexdigest()
+
+    def digests(self) -> dict[str, str]:
+        """Return the digest of the names, and of the sizes of some images and label maps."""
+        files = [os.path.join(self.root, os.fsdecode(name)) for name in (*self._names, *self._labels)]
+        return {**super().digests(), "sizes": sizes_digest(files.__getitem__, len(files))}
 
     def _draw(self, index: int, epoch: int, generator: Random) -> Sample:
         pixel = number = None
