@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import random
 import warnings
 from pathlib import Path
@@ -55,6 +56,18 @@ def test_augmentation_repeats_after_any_draws_in_between(root: Path) -> None:
         torch.rand(3)
         random.random()
         assert torch.equal(_image(second, *key), images[key])
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 5, 1000])
+def test_sizes_of_at_most_so_many_files_are_read(root: Path, count: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes: list[str] = []
+    getsize = os.path.getsize
+    monkeypatch.setattr("zoo.data.sources.folder.MAX_SIZES", count)
+    monkeypatch.setattr("os.path.getsize", lambda path: sizes.append(path) or getsize(path))
+    images = ImageFolder(root, PLAIN)
+    assert images.digests().keys() == {"names", "sizes"}
+    assert 0 < len(sizes) <= min(count, 5)
+    assert sizes == sorted({images.file_name(index) for index in range(5)} & {*sizes})
 
 
 def test_files_are_closed(root: Path) -> None:

@@ -6,16 +6,18 @@ import math
 import os
 import shutil
 import signal
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
 import pytest
 import torch
+from PIL import Image
 from torch import nn
 
 from tests.dist.spawn import run_distributed
-from tests.engine.tiny import MemoryLog, build_net, differences, make_config, make_images, run
+from tests.engine.tiny import SIDE_PX, MemoryLog, build_net, differences, make_config, make_images, run
 from zoo.engine.checkpoint import BEST, CHECKPOINT, PREVIOUS, read
 from zoo.engine.reporting import TrainMetrics
 from zoo.engine.state import all_finite
@@ -65,7 +67,7 @@ def test_epoch_ends_with_validation_and_checkpoint(data: Path, tmp_path: Path) -
     assert [is_best for *_, is_best in log.validations] == bests
     assert all(result.count == 6 for _, _, result, _ in log.validations)
     content = read(tmp_path / CHECKPOINT)
-    assert content["position"] == {"epoch": 3, "batch": 0, "step": 15, "num_images": 40}
+    assert content["position"] == {"epoch": 3, "batch": 0, "step": 15}
     assert content["best_prec1"] == max(scores)
     assert read(tmp_path / PREVIOUS)["epoch"] == 2
     last_best = max(epoch for epoch, is_best in enumerate(bests) if is_best)
@@ -181,29 +183,76 @@ def test_unreadable_image_ends_run_with_its_name(tmp_path: Path, workers: int) -
         run(make_config(), folder, tmp_path / "log", MemoryLog(), workers=workers)
 
 
-def test_other_training_data_is_noticed_at_resume(data: Path, tmp_path: Path) -> None:
-    run(make_config(), data, tmp_path / "log", MemoryLog())
-    more = make_images(tmp_path / "data", num_train=42)
-    with pytest.raises(CheckpointError, match="42 training images, but 40 in the run of the checkpoint"):
-        run(make_config(), more, tmp_path / "log", MemoryLog(), resume="auto")
-    for split in ("train", "val"):
-        shutil.rmtree(more / split)
-    for split in ("train", "val"):
-        shutil.copytree(data / split / "class0", more / split / "class0")
-        shutil.copytree(data / split / "class1", more / split / "other")
-    with pytest.raises(CheckpointError, match=r"the classes differ from .*class1.*other.*--weights"):
-        run(make_config(), more, tmp_path / "log", MemoryLog(), resume="auto")
+def _replace(data: Path) -> None:
+    (data / "train/class0/4.png").rename(data / "train/class0/400.png")
 
 
-@pytest.mark.parametrize("step", [3, 5, 7])
-def test_signal_saves_at_step_and_resumed_run_is_bit_identical(data: Path, tmp_path: Path, step: int) -> None:
+def _move(data: Path) -> None:
+    (data / "train/class0/4.png").rename(data / "train/class1/4.png")
+
+
+def _rename_all(data: Path) -> None:
+    for file in [*(data / "train").glob("*/*")]:
+        file.rename(file.with_name(f"image_{file.name}"))
+
+
+def _edit(split: str) -> Callable[[Path], None]:
+    def edit(data: Path) -> None:
+        Image.new("RGB", (SIDE_PX, SIDE_PX)).save(data / split / "class1/3.png")
+
+    return edit
+
+
+def _rename_class(data: Path) -> None:
+    for split in ("train", "val"):
+        (data / split / "class1").rename(data / split / "other")
+
+
+CHANGES: dict[str, tuple[Callable[[Path], object], str]] = {
+    "an image more": (lambda data: make_images(data, num_train=42), r"\(train.images: 40 before and 42 now"),
+    "replaced": (_replace, r"\(train.names: '\w{12}' before and '\w{12}' now\)"),
+    "moved to another class": (_move, r"\(train.names: '.*now"),
+    "renamed": (_rename_all, r"\(train.names: '.*now"),
+    "other content": (_edit("train"), r"\(train.sizes: '\w{12}' before and '\w{12}' now\)"),
+    "validation image less": (lambda data: (data / "val/class0/2.png").unlink(), r"\(val.images: 6 before and 5 now"),
+    "other content of validation": (_edit("val"), r"\(val.sizes: '\w{12}' before and '\w{12}' now\)"),
+    "class renamed": (_rename_class, "the classes differ from .*class1.*other"),
+}
+
+
+@pytest.mark.parametrize(("change", "words"), CHANGES.values(), ids=CHANGES.keys())
+def test_resume_on_other_images_raises(change: Callable[[Path], object], words: str, tmp_path: Path) -> None:
+    data, log_dir, config = make_images(tmp_path / "data"), tmp_path / "log", make_config()
+    with pytest.raises(TrainingInterrupted):
+        run(config, data, log_dir, MemoryLog(_terminate_at(7)))
+    saved = read(log_dir / CHECKPOINT)
+    change(data)
+    with pytest.raises(CheckpointError, match=f"{words}.*; .*--weights and another --log-dir"):
+        run(config, data, log_dir, MemoryLog(), resume="auto")
+    assert differences(read(log_dir / CHECKPOINT), saved) == []
+
+
+def test_finished_run_on_other_validation_images_raises(data: Path, tmp_path: Path) -> None:
+    own = Path(shutil.copytree(data, tmp_path / "data"))
+    run(make_config(), own, tmp_path / "log", MemoryLog())
+    _edit("val")(own)
+    with pytest.raises(CheckpointError, match=r"val\.sizes"):
+        run(make_config(), own, tmp_path / "log", MemoryLog(), resume="auto")
+
+
+def _terminate_at(step: int) -> Callable[[TrainMetrics], None]:
     def send(metrics: TrainMetrics) -> None:
         if metrics.step == step:
             os.kill(os.getpid(), signal.SIGTERM)
 
+    return send
+
+
+@pytest.mark.parametrize("step", [3, 5, 7])
+def test_signal_saves_at_step_and_resumed_run_is_bit_identical(data: Path, tmp_path: Path, step: int) -> None:
     run(make_config(), data, tmp_path / "straight", MemoryLog())
     with pytest.raises(TrainingInterrupted, match=rf"SIGTERM at step {step} .*--resume auto") as caught:
-        run(make_config(), data, tmp_path / "stopped", MemoryLog(send))
+        run(make_config(), data, tmp_path / "stopped", MemoryLog(_terminate_at(step)))
     assert caught.value.exit_code == 75
     assert read(tmp_path / "stopped" / CHECKPOINT)["position"]["step"] == step
     run(make_config(), data, tmp_path / "stopped", MemoryLog(), resume="auto")

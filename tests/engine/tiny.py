@@ -19,9 +19,10 @@ from zoo.config.experiment import Experiment
 from zoo.config.network import NetworkSpec
 from zoo.config.parse import parse_experiment
 from zoo.engine.checkpoint import CHECKPOINT, CheckpointWriter
+from zoo.engine.consistency import fingerprints
 from zoo.engine.process import Process
 from zoo.engine.reporting import TrainMetrics
-from zoo.engine.start import start
+from zoo.engine.start import check_images, start
 from zoo.engine.state import TrainState
 from zoo.engine.task import Result
 from zoo.engine.trainer import Trainer
@@ -181,6 +182,7 @@ def run(
     state = start(task, process, log_dir, build=build, **start_options)
     share = process.loader_options(workers, config.optimizer.replicas)
     loaders = task.build_train_loader(data, share), task.build_val_loader(data, task.own_protocol, share)
+    check_images(state, loaders[0].dataset, fingerprints(*loaders))
     Trainer(state, *loaders, log, log_dir, log_interval=log_interval).train()
     return state
 

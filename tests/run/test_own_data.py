@@ -136,6 +136,26 @@ def test_two_processes_train_the_same_network(tmp_path: Path) -> None:
         torch.testing.assert_close(first[0][key], value)
 
 
+class Wrapper(Dataset[Any]):
+    """A wrapper of the user's own, such as one that adds a transform."""
+
+    def __init__(self, split: Dataset[Any]) -> None:
+        self._split: Any = split
+
+    def __len__(self) -> int:
+        return len(self._split)
+
+    def __getitem__(self, index: int) -> Any:
+        return self._split[index]
+
+
+WRAPPERS_OF_SPLITS: dict[str, Callable[[Any], Any]] = {
+    "bare": lambda split: split,
+    "subset": lambda split: Subset(split, range(8)),
+    "own": Wrapper,
+}
+
+
 class Labeled(Noise):
     """Noise whose labels are an attribute, as in torchvision's data sets."""
 
@@ -187,6 +207,32 @@ def test_other_items_on_another_rank_raise_before_training(kind: str, keys: list
     assert re.findall(r"[a-z]+\.[a-z]+(?= = )", first) == keys
     assert "manual_seed(0)" in first
     assert not (tmp_path / "log").exists()
+
+
+@pytest.mark.parametrize("wrap", WRAPPERS_OF_SPLITS.values(), ids=WRAPPERS_OF_SPLITS.keys())
+@pytest.mark.parametrize("is_val", [False, True])
+def test_resume_with_another_split_raises(wrap: Callable[[Any], Any], is_val: bool, tmp_path: Path) -> None:
+    def train(seed: int, folder: str = "log", **options: Any) -> zoo.TrainingResult:
+        part, rest = random_split(Noise(), [16, 8], torch.Generator().manual_seed(seed))
+        sets = (Noise(), wrap(rest)) if is_val else (wrap(part), Noise(8))
+        return zoo.train(make_module(), *sets, log_dir=tmp_path / folder, experiment=SETTINGS, **options)
+
+    first = train(0, epochs=1)
+    assert first.best_score is not None
+    assert train(0, epochs=1, resume="auto").best_score == first.best_score
+    words = f"{'val' if is_val else 'train'}.indices: '.*' before and '.*' now.*; .*--weights"
+    for epochs in (1, 2):
+        with pytest.raises(zoo.CheckpointError, match=words):
+            train(1, epochs=epochs, resume="auto")
+    assert train(0, epochs=2, resume="auto").best_epoch is not None
+    assert train(1, "anew", epochs=1, weights=str(first.checkpoint)).best_epoch == 0
+
+
+def test_resume_with_new_validation_set_raises(tmp_path: Path) -> None:
+    options: dict[str, Any] = {"log_dir": tmp_path, "experiment": SETTINGS}
+    zoo.train(make_module(), Noise(), epochs=1, **options)
+    with pytest.raises(zoo.CheckpointError, match=r"val\.images: 'absent' before and 8 now"):
+        zoo.train(make_module(), Noise(), Noise(8), epochs=2, resume="auto", **options)
 
 
 def test_run_without_validation_has_checkpoint_and_no_scores(tmp_path: Path) -> None:

@@ -124,6 +124,7 @@ def _content(state: TrainState, ranks: list[dict[str, Any]]) -> dict[str, Any]:
     return {
         **shared_state(state),
         "class_names": None if names is None else list(names),
+        "images": {split: dict(of_split) for split, of_split in state.images.items()},
         "ranks": ranks,
         "network": _network(state),
         "config": state.config.model_dump(mode="json"),

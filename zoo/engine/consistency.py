@@ -17,6 +17,8 @@ import torch.distributed as dist
 
 from zoo.config.describe import leaves
 from zoo.data.dataset import ImageDataset
+from zoo.data.loader import Loader
+from zoo.data.sampler import TrainBatches, ValBatches
 from zoo.engine.process import Process
 from zoo.errors import ConfigError, ZooError, join_names
 
@@ -78,6 +80,15 @@ def _code_digest() -> str:
     for path in sorted(root.rglob("*.py")):
         digest.update(path.relative_to(root).as_posix().encode() + b"\0" + path.read_bytes() + b"\0")
     return digest.hexdigest()[:SHOWN_DIGITS]
+
+
+def fingerprints(train_loader: Loader[TrainBatches], val_loader: Loader[ValBatches] | None) -> dict[str, Any]:
+    """Return the fingerprints of the images of a run, by "train" and "val", see `dataset_fingerprint`."""
+    return {
+        split: dataset_fingerprint(loader.dataset, loader.batch_sampler.num_images)
+        for split, loader in (("train", train_loader), ("val", val_loader))
+        if loader is not None
+    }
 
 
 def dataset_fingerprint(images: ImageDataset, count: int) -> dict[str, Any]:

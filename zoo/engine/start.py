@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,8 @@ from torch import nn
 
 from zoo.config.describe import leaves
 from zoo.config.experiment import Experiment
-from zoo.config.network import NetworkSpec
+from zoo.config.network import NetworkSpec, escape_names
+from zoo.data.dataset import ImageDataset
 from zoo.engine import checkpoint
 from zoo.engine.consistency import ABSENT, differing_keys
 from zoo.engine.original import is_original, load_original
@@ -21,7 +22,7 @@ from zoo.engine.process import Process, processor, seed_everything
 from zoo.engine.reconstruction import check_meter
 from zoo.engine.state import TrainState, build_state, load_rank_states, load_shared_state
 from zoo.engine.task import Task
-from zoo.errors import CheckpointError, escape, join_names, truncate
+from zoo.errors import CheckpointError, escape, join_names, shorten_repr, truncate
 from zoo.registry.get import build_from_config, load_weights
 
 logger = logging.getLogger(__name__)
@@ -143,6 +144,7 @@ def restore(state: TrainState, resumed: LoadedCheckpoint) -> list[str]:
                 "optimizer.replicas may change the number",
             )
         state.class_names = saved["class_names"]
+        state.images = {split: dict(of_split) for split, of_split in saved["images"].items()}
         load_shared_state(state, saved)
         load_rank_states(state, saved["ranks"])
         differences = list(_differences(saved, state))
@@ -156,6 +158,37 @@ def restore(state: TrainState, resumed: LoadedCheckpoint) -> list[str]:
         ) from error
     position = f"resumed from {escape(resumed.path)}: {_position(state)}"
     return [*resumed.notices, position, *prolonged, *differences]
+
+
+def check_images(state: TrainState, images: ImageDataset, identity: Mapping[str, Mapping[str, Any]]) -> None:
+    """Set what identifies the images of a new run; CheckpointError if a resumed run has other images or classes.
+
+    With other images, the position in an epoch would mean another order, and the best score another validation.
+
+    Args:
+    - `state`: the state that `start` returned.
+    - `images`: the training images.
+    - `identity`: what `fingerprints` returned.
+    """
+    class_names = escape_names(images.classes) or None
+    what = ""
+    if state.class_names not in (None, class_names):
+        before, now = set(state.class_names or ()), set(class_names or ())
+        missing, new = (join_names(sorted(names)) or "none" for names in (before - now, now - before))
+        how = f"missing: {missing}; new: {new}" if before != now else "in another order"
+        what = f"the classes differ from the classes in the checkpoint ({how})"
+    elif state.images and (changes := list(_changes(dict(leaves(state.images)), dict(leaves(identity))))):
+        what = f"the images differ from the images of the checkpoint ({join_names(changes)})"
+    if what:
+        remedy = "resume with the same data, or start a new run from these weights with --weights and another --log-dir"
+        raise CheckpointError(what, images.root, remedy)
+    state.class_names, state.images = class_names, identity
+
+
+def _changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the keys whose values differ, with both values."""
+    for key in differing_keys(before, now):
+        yield f"{key}: {shorten_repr(before.get(key, ABSENT))} before and {shorten_repr(now.get(key, ABSENT))} now"
 
 
 def _position(state: TrainState) -> str:

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import copy
 import random
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -24,7 +24,7 @@ from zoo.engine.task import Task
 from zoo.engine.wrapping import compile_network, distribute
 
 # The position of a run: keys in checkpoints, and attributes of `TrainState`.
-POSITION_KEYS = ("epoch", "batch", "step", "num_images")
+POSITION_KEYS = ("epoch", "batch", "step")
 # Entries of parameter groups that choose an implementation and change no result; checkpoints do not override them.
 DEVICE_KEYS = ("fused", "foreach")
 
@@ -57,8 +57,8 @@ class TrainState:
     """Best validation score so far, percent."""
     best_epoch: int | None = None
     """Index of the epoch with ``best_score``; None before the first validation."""
-    num_images: int = 0
-    """Number of training images, 0 until it is known; a resume needs the same images."""
+    images: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """What identifies the images of "train" and "val", empty until it is known; a resume needs the same images."""
     class_names: Sequence[str] | None = None
     """Class names in the order of the outputs, escaped by `escape`; None until they are known."""
 

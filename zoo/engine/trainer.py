@@ -10,7 +10,6 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from zoo.config.network import escape_names
 from zoo.data.dataset import Batch, ImageDataset
 from zoo.data.loader import Loader
 from zoo.data.sampler import TrainBatches, ValBatches
@@ -26,7 +25,7 @@ from zoo.engine.step import StepBatch, gradient_angle, train_step
 from zoo.engine.stop import StopSignals
 from zoo.engine.task import Result
 from zoo.engine.validation import validate
-from zoo.errors import CheckpointError, NonFiniteLossError, TrainingInterrupted, escape, join_names
+from zoo.errors import NonFiniteLossError, TrainingInterrupted, escape
 
 logger = logging.getLogger(__name__)
 
@@ -76,7 +75,6 @@ class Trainer:
         """
         result = None
         with self.stop, self.writer:
-            self._check_data()
             try:
                 while self.state.epoch < self.config.optimizer.schedule.epochs:
                     self._train_epoch()
@@ -267,26 +265,6 @@ class Trainer:
             f"{signal_name} at step {state.step} (epoch {state.epoch + 1}, batch {state.batch} of "
             f"{len(self.batches)}); the state is saved in {escape(path)}: continue with --resume auto"
         )
-
-    def _check_data(self) -> None:
-        state, num_images = self.state, self.batches.num_images
-        if state.num_images not in (0, num_images):
-            raise CheckpointError(
-                f"{num_images} training images, but {state.num_images} in the run of the checkpoint; training data: "
-                "resume with the same images"
-            )
-        state.num_images = num_images
-        class_names = escape_names(self.train_loader.dataset.classes) or None
-        if state.class_names not in (None, class_names):
-            before, now = set(state.class_names or ()), set(class_names or ())
-            missing, new = (join_names(sorted(names)) or "none" for names in (before - now, now - before))
-            how = f"missing: {missing}; new: {new}" if before != now else "in another order"
-            raise CheckpointError(
-                f"the classes differ from the classes in the checkpoint ({how})",
-                self.train_loader.dataset.root,
-                "resume with the same data, or start a new run with --weights and another --log-dir",
-            )
-        state.class_names = class_names
 
 
 def _warn_of_absent(where: str, images: ImageDataset, counts: list[int] | None) -> None:

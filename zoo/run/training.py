@@ -27,10 +27,10 @@ from zoo.data.named import open_data
 from zoo.data.sampler import TrainBatches, ValBatches
 from zoo.data.sources.location import DataPath, parse_data_path
 from zoo.engine.checkpoint import BEST, CHECKPOINT
-from zoo.engine.consistency import check_same_on_all_ranks, dataset_fingerprint, environment_fingerprint
+from zoo.engine.consistency import check_same_on_all_ranks, environment_fingerprint, fingerprints
 from zoo.engine.process import Process, open_process
 from zoo.engine.replicas import fixed_algorithms
-from zoo.engine.start import AUTO, start
+from zoo.engine.start import AUTO, check_images, start
 from zoo.engine.state import TrainState
 from zoo.engine.task import Task
 from zoo.engine.trainer import Trainer
@@ -192,7 +192,7 @@ def train_experiment(
     # 2. Task and loaders: all processes have the same images.
     task = task_of(config)
     loaders = build_loaders(task, data, process.loader_options(workers, config.optimizer.replicas))
-    images = _fingerprints(loaders)
+    images = fingerprints(*loaders)
     check_same_on_all_ranks(process, lambda: images, _how_to_agree(data), DataError)
 
     # 3. State: the network and its optimizer, new or from a checkpoint.
@@ -204,8 +204,9 @@ def train_experiment(
         RunLog(log_dir, process.rank, config, histograms=log_hist) as log,
     ):
         state = start(task, process, log_dir, resume=resume, weights=weights, build=build)
-        if not state.num_images:  # a new run, or a checkpoint of the original trainer, which counts only epochs
+        if not state.images:  # a new run, or a checkpoint of the original trainer, which counts only epochs
             state.step = state.epoch * len(loaders[0].batch_sampler)
+        check_images(state, loaders[0].dataset, images)
 
         if log_hist and not histogram_parameters(state.model):
             what = f"no parameter of {config.network.arch} has a name with {join_names(HISTOGRAM_NAMES)}"
@@ -270,15 +271,6 @@ def build_loaders(task: Task, data: DataPath | Datasets, options: LoaderOptions)
     if not isinstance(data, Datasets):
         check_same_classes(train_loader.dataset, val_loader.dataset)
     return train_loader, val_loader
-
-
-def _fingerprints(loaders: Loaders) -> dict[str, Any]:
-    """Return the number of images and classes, and the digests of the images, of each split."""
-    return {
-        split: dataset_fingerprint(loader.dataset, loader.batch_sampler.num_images)
-        for split, loader in zip(("train", "val"), loaders, strict=True)
-        if loader is not None
-    }
 
 
 def _how_to_agree(data: DataPath | Datasets) -> str:

@@ -118,6 +118,15 @@ def test_data_set_has_classes_files_and_digest_of_both(data: Path) -> None:
     assert digest != build_segmentation_train_loader(data, experiment()).dataset.names_digest()
 
 
+@pytest.mark.parametrize("file", ["labels/003.png", "images/003.png"])
+def test_edited_file_changes_digest_of_sizes(data: Path, file: str) -> None:
+    before = build_segmentation_train_loader(data, experiment()).dataset.digests()
+    edited = data / "train" / file
+    edited.write_bytes(edited.read_bytes() + b"x")
+    now = build_segmentation_train_loader(data, experiment()).dataset.digests()
+    assert [key for key in before if before[key] != now[key]] == ["sizes"]
+
+
 def test_classes_can_be_numbered_as_networks_outputs(data: Path) -> None:
     loader = build_segmentation_val_loader(data, experiment())
     before = [batch.targets for batch in loader]
