@@ -235,6 +235,108 @@ def test_resume_with_new_validation_set_raises(tmp_path: Path) -> None:
         zoo.train(make_module(), Noise(), Noise(8), epochs=2, resume="auto", **options)
 
 
+def _freeze(module: Any) -> None:
+    module[0].eval()
+
+
+def _freeze_all_but_head(module: nn.Module) -> None:
+    module.eval()
+    module[-1].train()  # type: ignore[index, operator]
+
+
+def _freeze_norm_inside(module: Any) -> None:
+    module[0][1].eval()
+
+
+def _override_train(module: Any) -> None:
+    """Freeze a part that has its own idea of training mode, as torchvision's detectors had."""
+    module[0].eval()
+    module[0].train = lambda mode=True: module[0]
+
+
+FREEZERS = [_freeze, _freeze_all_but_head, _freeze_norm_inside, _override_train]
+
+
+def make_frozen(freeze: Callable[[Any], object]) -> nn.Module:
+    *backbone, head = make_module()  # type: ignore[misc]
+    module = nn.Sequential(nn.Sequential(*backbone), head)
+    freeze(module)
+    return module
+
+
+def modes_of(module: nn.Module) -> dict[str, bool]:
+    return {name: each.training for name, each in module.named_modules()}
+
+
+class Modes(Noise):
+    """Noise that notes the modes of a module whenever its first item is read."""
+
+    def __init__(self, module: nn.Module, count: int = 24) -> None:
+        super().__init__(count)
+        self._module = [module]  # in a list, as attributes may be data sets
+        self.seen: list[dict[str, bool]] = []
+
+    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+        if index == 0:
+            self.seen.append(modes_of(self._module[0]))
+        return super().__getitem__(index)
+
+
+@pytest.mark.parametrize("freeze", FREEZERS)
+@pytest.mark.parametrize("changes", [{}, {"ema_decay": 0.5}, {"replicas": 2}], ids=["plain", "ema", "replicas"])
+def test_modules_in_evaluation_mode_stay_there(
+    freeze: Callable[[Any], object], changes: dict[str, Any], tmp_path: Path
+) -> None:
+    module = make_frozen(freeze)
+    before, own = weights_of(module), modes_of(module)
+    data = Modes(module)
+    settings = {**SETTINGS, "optimizer": {**SETTINGS["optimizer"], **changes}}
+    result = zoo.train(module, data, Noise(8), log_dir=tmp_path, experiment=settings)
+    assert [*data.seen[-2:]] == [own, own]  # after a validation, too
+    after = weights_of(result.model)
+    for name in ("0.1.running_mean", "0.1.running_var", "0.1.num_batches_tracked"):
+        assert torch.equal(before[name], after[name])
+    assert not torch.equal(before["1.weight"], after["1.weight"])
+    log = (tmp_path / "training_0.log").read_text()
+    num_frozen = sum(not training for training in own.values())
+    assert log.count(f"{num_frozen} of {len(own)} modules stay in evaluation mode: ") == 1
+
+
+def test_network_scored_before_is_trained_as_usual(tmp_path: Path) -> None:
+    modules = [make_module(), make_module().eval()]
+    for number, module in enumerate(modules):
+        zoo.train(module, Noise(), log_dir=tmp_path / str(number), epochs=1, experiment=SETTINGS)
+        assert "evaluation mode" not in (tmp_path / str(number) / "training_0.log").read_text()
+    assert differences(*map(weights_of, modules)) == []
+
+
+@pytest.mark.parametrize("given", [*FREEZERS[:2], nn.Module.eval, nn.Module.train])
+def test_resumed_run_has_modes_of_checkpoint(given: Callable[[Any], object], tmp_path: Path) -> None:
+    options: dict[str, Any] = {"experiment": SETTINGS, "batch_size": 4}
+    whole = zoo.train(make_frozen(_freeze), Noise(), log_dir=tmp_path / "whole", **options)
+    with pytest.raises(zoo.TrainingInterrupted):
+        zoo.train(make_frozen(_freeze), Noise(interrupts_at=3), log_dir=tmp_path / "parts", **options)
+    module = make_frozen(given)
+    resumed = zoo.train(module, Noise(), log_dir=tmp_path / "parts", resume="auto", **options)
+    assert differences(read(whole.checkpoint), read(resumed.checkpoint)) == []
+    is_other = given is _freeze_all_but_head
+    assert ("mode as in the checkpoint" in (tmp_path / "parts/training_0.log").read_text()) == is_other
+
+
+def _train_frozen(log_dir: Path) -> dict[str, Tensor]:
+    module = make_frozen(_freeze if os.environ["RANK"] == "0" else nn.Module.train)  # rank 0's modes are used
+    zoo.train(module, Noise(), Noise(8), log_dir=log_dir, experiment=SETTINGS)
+    return weights_of(module)
+
+
+@pytest.mark.dist
+def test_two_processes_keep_frozen_statistics(tmp_path: Path) -> None:
+    first, second = run_distributed(_train_frozen, 2, tmp_path, group=False)
+    assert differences(first, second) == []
+    assert first["0.1.num_batches_tracked"] == 0
+    assert torch.equal(first["0.1.running_mean"], torch.zeros(4))
+
+
 def test_run_without_validation_has_checkpoint_and_no_scores(tmp_path: Path) -> None:
     result = zoo.train(make_module(), Noise(), log_dir=tmp_path, epochs=1, batch_size=12, experiment=SETTINGS)
     assert (result.scores, result.best_score, result.best_epoch, result.best_weights) == ({}, None, None, None)

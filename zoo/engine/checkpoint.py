@@ -125,6 +125,7 @@ def _content(state: TrainState, ranks: list[dict[str, Any]]) -> dict[str, Any]:
         **shared_state(state),
         "class_names": None if names is None else list(names),
         "images": {split: dict(of_split) for split, of_split in state.images.items()},
+        "eval_modules": list(state.eval_modules),
         "ranks": ranks,
         "network": _network(state),
         "config": state.config.model_dump(mode="json"),

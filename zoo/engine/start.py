@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -74,6 +74,10 @@ def start(
     if resumed is not None:
         for notice in restore(state, resumed):
             logger.info("%s", notice)
+    if state.eval_modules:
+        names = join_names([name or "the network itself" for name in state.eval_modules], 3)
+        counts = len(state.eval_modules), len([*model.modules()])
+        logger.info("%d of %d modules stay in evaluation mode: %s", *counts, names)
     return state
 
 
@@ -147,6 +151,7 @@ def restore(state: TrainState, resumed: LoadedCheckpoint) -> list[str]:
         state.images = {split: dict(of_split) for split, of_split in saved["images"].items()}
         load_shared_state(state, saved)
         load_rank_states(state, saved["ranks"])
+        modes = list(_load_modes(state, saved["eval_modules"]))
         differences = list(_differences(saved, state))
     except ODD_CONTENT as error:
         first_line = next(iter(str(error).strip().splitlines()), "")
@@ -157,7 +162,16 @@ def restore(state: TrainState, resumed: LoadedCheckpoint) -> list[str]:
             "use another checkpoint, or start a new run from its weights with --weights and another --log-dir",
         ) from error
     position = f"resumed from {escape(resumed.path)}: {_position(state)}"
-    return [*resumed.notices, position, *prolonged, *differences]
+    return [*resumed.notices, position, *prolonged, *modes, *differences]
+
+
+def _load_modes(state: TrainState, eval_modules: Sequence[str]) -> Iterator[str]:
+    """Set which modules stay in evaluation mode; yield a notice if this run would have chosen others."""
+    for name in eval_modules:
+        state.model.get_submodule(name)
+    own, state.eval_modules = state.eval_modules, list(eval_modules)
+    if own and (differing := {*own} ^ {*eval_modules}):
+        yield f"training or evaluation mode as in the checkpoint, not as given: {join_names(sorted(differing), 3)}"
 
 
 def check_images(state: TrainState, images: ImageDataset, identity: Mapping[str, Mapping[str, Any]]) -> None:

@@ -61,6 +61,8 @@ class TrainState:
     """What identifies the images of "train" and "val", empty until it is known; a resume needs the same images."""
     class_names: Sequence[str] | None = None
     """Class names in the order of the outputs, escaped by `escape`; None until they are known."""
+    eval_modules: Sequence[str] = ()
+    """Names of the modules that stay in evaluation mode while training."""
 
     @property
     def config(self) -> Experiment:
@@ -95,7 +97,24 @@ def build_state(task: Task, model: nn.Module, process: Process) -> TrainState:
         ema=copy.deepcopy(model).requires_grad_(False) if config.optimizer.ema_decay is not None else None,
         meter=Meter(process.device, task.num_counts),
         replicas=replicas,
+        eval_modules=process.broadcast(_eval_modules(model)),
     )
+
+
+def _eval_modules(model: nn.Module) -> list[str]:
+    """Return the names of the modules in evaluation mode; empty if no module is in training mode.
+
+    A network in evaluation mode as a whole was scored or trained before, which says nothing about its next training.
+    """
+    modes = {name: module.training for name, module in model.named_modules()}
+    return [name for name, training in modes.items() if not training] if any(modes.values()) else []
+
+
+def set_training_mode(state: TrainState) -> None:
+    """Set training mode for all modules, except for those that stay in evaluation mode."""
+    state.wrapped_model.train()
+    for name in state.eval_modules:
+        state.model.get_submodule(name).training = False
 
 
 def update_average(state: TrainState) -> None:

@@ -20,7 +20,7 @@ from zoo.engine.digest import digest, state_tensors
 from zoo.engine.meters import Reading
 from zoo.engine.optim import set_lr
 from zoo.engine.reporting import VALIDATION, Log, Pace, metrics_since
-from zoo.engine.state import TrainState, all_finite, broadcast_buffers, shared_state
+from zoo.engine.state import TrainState, all_finite, broadcast_buffers, set_training_mode, shared_state
 from zoo.engine.step import StepBatch, gradient_angle, train_step
 from zoo.engine.stop import StopSignals
 from zoo.engine.task import Result
@@ -92,7 +92,7 @@ class Trainer:
         state, num_batches = self.state, len(self.batches)
         self.batches.set_epoch(state.epoch)
         self.batches.skip_to(state.batch)
-        state.wrapped_model.train()
+        set_training_mode(state)
         reported = state.meter.read(reduce=True)
         title = f"epoch {state.epoch + 1}/{self.config.optimizer.schedule.epochs}"
         with self.log.progress(title, num_batches, state.batch) as advance:
