@@ -337,6 +337,72 @@ def test_two_processes_keep_frozen_statistics(tmp_path: Path) -> None:
     assert torch.equal(first["0.1.running_mean"], torch.zeros(4))
 
 
+class Partial(nn.Module):
+    """A network with a second head that some forward passes in training leave out."""
+
+    def __init__(self, is_used: Callable[[int], bool]) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.head, self.other = nn.Linear(108, 2), nn.Linear(108, 2)
+        self._is_used = is_used
+        self._num_passes = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x.flatten(1)
+        self._num_passes += self.training
+        return self.head(x) + self.other(x) if self._is_used(self._num_passes) else self.head(x)
+
+
+def _train_partial(kind: str, log_dir: Path) -> str:
+    rank = int(os.environ.get("RANK", 0))
+    module = Partial(
+        {
+            "sometimes on one rank": lambda count: rank == 0 or count != 2,
+            "sometimes": lambda count: count != 2,
+            "last micro-batch": lambda count: count != 4,
+        }.get(kind, lambda _: False)
+    )
+    options: dict[str, Any] = {"replicas": 2 if kind == "replicas" else None}
+    if kind == "frozen":
+        module.other.requires_grad_(False)
+    if kind == "deep":
+        module = nn.Sequential(module)  # type: ignore[assignment]
+    accumulate_steps = 2 if kind == "last micro-batch" else 1
+    settings = {**SETTINGS, "optimizer": {**SETTINGS["optimizer"], "accumulate_steps": accumulate_steps}}
+    try:
+        zoo.train(module, Noise(), Noise(8), log_dir=log_dir, experiment=settings, **options)
+    except zoo.ConfigError as error:
+        assert not (log_dir / "checkpoint.pth.tar").exists()
+        return str(error)
+    except RuntimeError:  # the connection to the other rank is closed
+        return "torch"
+    return "trained"
+
+
+@pytest.mark.dist
+@pytest.mark.parametrize(
+    ("kind", "step", "ranks"),
+    [("never", 1, [0, 1]), ("deep", 1, [0, 1]), ("sometimes", 2, [0, 1]), ("sometimes on one rank", 2, [1]),
+     ("last micro-batch", 2, [0, 1])],
+)  # fmt: skip
+def test_parameters_without_gradient_are_named(kind: str, step: int, ranks: list[int], tmp_path: Path) -> None:
+    for rank, end in enumerate(run_distributed(_train_partial, 2, kind, tmp_path / "log", group=False)):
+        if rank not in ranks:
+            assert end == "torch"
+            continue
+        prefix = "0." if kind == "deep" else ""
+        names = f"{prefix}other.weight, {prefix}other.bias"
+        assert f"2 of 4 parameters got no gradient on rank {rank} in step {step} ({names})" in end
+        assert "requires_grad_(False)" in end
+    assert _train_partial(kind, tmp_path / "alone") == "trained"
+
+
+@pytest.mark.dist
+@pytest.mark.parametrize("kind", ["frozen", "replicas"])
+def test_frozen_parameters_and_replicas_need_no_gradient(kind: str, tmp_path: Path) -> None:
+    assert run_distributed(_train_partial, 2, kind, tmp_path, group=False) == ["trained"] * 2
+
+
 def test_run_without_validation_has_checkpoint_and_no_scores(tmp_path: Path) -> None:
     result = zoo.train(make_module(), Noise(), log_dir=tmp_path, epochs=1, batch_size=12, experiment=SETTINGS)
     assert (result.scores, result.best_score, result.best_epoch, result.best_weights) == ({}, None, None, None)

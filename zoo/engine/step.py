@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import NamedTuple
 
 import torch
@@ -14,6 +14,7 @@ from zoo.engine.precision import AMP_DTYPES, at_least_float32, autocast
 from zoo.engine.reconstruction import angle_between, gradients
 from zoo.engine.state import TrainState, update_average
 from zoo.engine.wrapping import unwrap
+from zoo.errors import ConfigError, join_names
 
 
 class StepBatch(NamedTuple):
@@ -72,7 +73,7 @@ def _backward(state: TrainState, batch: StepBatch, loss_scale: float) -> None:
     """
     for number, (images, targets) in enumerate(_micro_batches(state, batch), start=1):
         is_last = number == state.config.optimizer.accumulate_steps
-        with nullcontext() if is_last else _without_gradient_sync(state.wrapped_model):
+        with _averaging(state) if is_last else _without_gradient_sync(state.wrapped_model):
             logits, loss = _forward(state, state.wrapped_model, images, targets)
             state.scaler.scale(loss * loss_scale).backward()
         counts = state.task.counts(logits.detach(), targets)
@@ -106,6 +107,30 @@ def _forward(state: TrainState, network: nn.Module, images: Tensor, targets: Ten
     with autocast(state.process.device, AMP_DTYPES[state.config.training.amp]):
         logits = network(images)
     return logits, state.task.loss(at_least_float32(logits), targets)
+
+
+@contextmanager
+def _averaging(state: TrainState) -> Iterator[None]:
+    """Context of a backward pass in which DistributedDataParallel, if there are several processes, averages gradients.
+
+    It waits for the gradients of all parameters. Raises ConfigError if a parameter got none on this rank: the averages
+    would never be complete.
+    """
+    if not isinstance(state.wrapped_model, DistributedDataParallel):
+        yield
+        return
+    trained = {name: parameter for name, parameter in state.model.named_parameters() if parameter.requires_grad}
+    former = [parameter.grad for parameter in trained.values()]  # of earlier micro-batches
+    yield
+    # An averaged gradient is another tensor, a view of a bucket.
+    unused = [name for (name, parameter), old in zip(trained.items(), former, strict=True) if parameter.grad is old]
+    if unused:
+        raise ConfigError(
+            f"{len(unused)} of {len(trained)} parameters got no gradient on rank {state.process.rank} in step "
+            f"{state.step + 1} ({join_names(unused)}), but several processes average the gradients of all parameters",
+            state.config.network.arch,
+            "freeze them with requires_grad_(False), use them in each forward pass, or set optimizer.replicas",
+        )
 
 
 def _without_gradient_sync(wrapped_model: nn.Module) -> AbstractContextManager[object]:
