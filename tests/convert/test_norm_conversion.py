@@ -355,6 +355,75 @@ def test_norms_1d_and_3d_are_converted_with_negative_scales(dims):
     assert_same_training(model, twin, images)
 
 
+def linear_layers():
+    """Layers with six outputs, and images for them, by name: each kind of layer that can take the signs of scales."""
+    torch.manual_seed(0)
+    layers = {
+        "linear": (nn.Linear(4, 6), nn.BatchNorm1d(6), (5, 4)),
+        "linear without bias": (nn.Linear(4, 6, bias=False), nn.BatchNorm1d(6), (5, 4)),
+        "grouped convolution": (nn.Conv2d(4, 6, 3, groups=2), nn.BatchNorm2d(6), (2, 4, 5, 5)),
+    }
+    norms = {1: nn.BatchNorm1d, 2: nn.BatchNorm2d, 3: nn.BatchNorm3d}
+    transposed = {1: nn.ConvTranspose1d, 2: nn.ConvTranspose2d, 3: nn.ConvTranspose3d}
+    for dims in norms:
+        for groups in (1, 2):
+            layer = transposed[dims](4, 6, 3, stride=2, groups=groups, bias=groups == 1)
+            layers[f"transposed {dims}d, groups {groups}"] = layer, norms[dims](6), (2, 4, *[5] * dims)
+    return layers
+
+
+LINEAR_LAYERS = linear_layers()
+
+
+@pytest.mark.parametrize("name", LINEAR_LAYERS)
+def test_signs_of_scales_move_into_each_linear_layer(name):
+    layer, norm, shape = LINEAR_LAYERS[name]
+    model = scramble(nn.Sequential(layer, norm, nn.LeakyReLU(0.1), nn.Flatten())).double()
+    assert (norm.weight < 0).any()
+    assert (norm.weight > 0).any()
+    images = torch.randn(shape, dtype=torch.float64)
+    twin = convert_norm(copy.deepcopy(model), "inplace")
+    assert type(twin[1]) is InPlaceABN
+    assert_same_training(model, twin, images)
+    assert_same_training(model, convert_norm(twin, "standard"), images)
+
+
+@pytest.mark.parametrize("function", [F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d])
+def test_positive_scales_convert_behind_transposed_convolutions(function):
+    dims = int(function.__name__[-2])
+    norm = {1: nn.BatchNorm1d, 2: nn.BatchNorm2d, 3: nn.BatchNorm3d}[dims](6)
+
+    class Decoder(Resting):
+        def forward(self, x):
+            return self.act(self.norm(function(x, self.filters)))
+
+    model = Decoder(norm=norm, act=nn.ELU())
+    model.filters = nn.Parameter(torch.randn(4, 6, *[3] * dims))
+    model = scramble(model, positive=True).double()
+    images = torch.randn(2, 4, *[5] * dims, dtype=torch.float64)
+    assert_same_training(model, convert_norm(copy.deepcopy(model), "inplace"), images)
+
+
+@pytest.mark.parametrize(
+    ("model", "shape"),
+    [
+        (lambda: nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(3)), (2, 3, 4)),  # its channels are not the features
+        (lambda: nn.Sequential(shared := nn.Linear(4, 4), nn.BatchNorm1d(4), shared), (5, 4)),
+        (lambda: nn.Sequential(nn.ConvTranspose2d(4, 6, 1), nn.MaxPool2d(1), nn.BatchNorm2d(6)), (2, 4, 5, 5)),
+    ],
+)
+def test_negative_scales_without_layer_to_take_signs_raise(model, shape):
+    torch.manual_seed(0)
+    model = scramble(model()).double()
+    with pytest.raises(ConversionError, match=r"BatchNorm.d\): \d negative scales, and no layer"):
+        convert_norm(model, "inplace")
+    for norm in model:
+        if hasattr(norm, "running_mean"):
+            norm.weight.data.abs_()
+    images = torch.randn(shape, dtype=torch.float64)
+    assert_same_training(model, convert_norm(copy.deepcopy(model), "inplace"), images)
+
+
 def test_synchronized_norms_become_synchronized_ones_only():
     torch.manual_seed(0)
     model = scramble(nn.Sequential(nn.Conv2d(3, 4, 3), nn.SyncBatchNorm(4, process_group="group"), nn.ELU())).double()

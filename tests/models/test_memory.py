@@ -140,8 +140,8 @@ def test_every_strategy_can_be_traced(family, index, memory):
         plain, other = (build(family, index, value) for value in ("plain", memory))
     norms = [name for name, module in plain.named_modules() if isinstance(module, ABN)]
     expected, trace = Trace(plain), Trace(other)
-    assert [trace.convolution_before(name) for name in norms] == [expected.convolution_before(name) for name in norms]
-    assert any(trace.convolution_before(name) for name in norms)
+    assert [trace.producer_of(name) for name in norms] == [expected.producer_of(name) for name in norms]
+    assert any(trace.producer_of(name) for name in norms)
 
 
 def test_lean_networks_can_be_traced_and_exported():
@@ -150,7 +150,7 @@ def test_lean_networks_can_be_traced_and_exported():
         x = torch.empty(2, 3, 64, 64)
     names = [name for name, module in auto.named_modules() if isinstance(module, ABN)]
     expected, trace = Trace(auto), Trace(lean)
-    assert [trace.convolution_before(name) for name in names] == [expected.convolution_before(name) for name in names]
+    assert [trace.producer_of(name) for name in names] == [expected.producer_of(name) for name in names]
     with warnings.catch_warnings(action="ignore", category=StepsAside):
         graphs = [torch.export.export(network.eval(), (x,)).graph for network in (auto, lean)]
     assert [node.target for node in graphs[0].nodes] == [node.target for node in graphs[1].nodes]

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from zoo.convert.rewriting import activation_behind, drop_activations, mode_set, trace_forward
-from zoo.convert.trace import Trace, function_name
+from zoo.convert.trace import TRANSPOSED_CONVOLUTIONS, Trace, function_name
 from zoo.errors import MAX_LISTED, ConversionError, escape, join_names
 from zoo.layers.norm import ABN, NORM_CLASSES, InPlaceABN, InPlaceABNSync
 from zoo.ops.abn.functional import INVERTIBLE_ACTIVATIONS
@@ -58,7 +58,7 @@ class NormPlan:
     - `owner`: otherwise, name of the module whose forward method calls the activation, and is rewritten.
     - `follower`: the activation that is kept: a submodule of the norm, or a module behind it that must not overwrite
       its input.
-    - `convolution`: name of the convolution whose filters are negated for ``num_negative`` negative scales.
+    - `producer`: name of the convolution or linear layer whose filters of ``num_negative`` negative scales are negated.
     - `num_clamped`: number of scales that cannot be represented and become eps.
     """
 
@@ -70,7 +70,7 @@ class NormPlan:
     absorbed: str | None = None
     owner: str | None = None
     follower: nn.Module | None = None
-    convolution: str | None = None
+    producer: str | None = None
     num_negative: int = 0
     num_clamped: int = 0
 
@@ -97,11 +97,12 @@ def convert_norm(
     - `relu`: "leaky_relu" replaces ReLU behind in-place norms with leaky ReLU of slope 0.01, which changes the outputs.
 
     Parameters and buffers remain the same objects under the same names. The in-place scale is |weight| + eps, so eps is
-    subtracted from the weights; for a negative weight, the signs of the filter before it and of the running mean are
-    flipped. Activation modules that a norm takes over become nn.Identity. If the activation is a function, or a module
-    that is also called elsewhere, the forward method that calls it is rewritten without the call, as a torch.fx graph.
-    Only `ABN` takes over relu, and only from modules that nothing else calls. An `ABN` whose input is still needed
-    becomes an `InPlaceABN` with ``inplace = False``. Frozen norms of torchvision and timm are kept.
+    subtracted from the weights; for a negative weight, the signs of the running mean and of the filter before it are
+    flipped. The filter belongs to a convolution, a transposed convolution, or a linear layer with output (N, C), that
+    only the norm reads. Activation modules that a norm takes over become nn.Identity. If the activation is a function,
+    or a module that is also called elsewhere, the forward method that calls it is rewritten without the call, as a
+    torch.fx graph. Only `ABN` takes over relu, and only from modules that nothing else calls. An `ABN` whose input is
+    still needed becomes an `InPlaceABN` with ``inplace = False``. Frozen norms of torchvision and timm are kept.
 
     The forward pass is traced with torch.fx. Raises ConversionError, with the norms, reasons and remedies, and leaves
     ``module`` unchanged if something else needs the input of a norm, its output is overwritten, its activation has no
@@ -393,12 +394,12 @@ def _plan_scale(trace: Trace, plan: NormPlan, kind: str, allow_approximate: bool
     negative, small = weight < 0, weight.abs() < plan.old.eps
     plan.num_negative = int(negative.sum())
     if plan.num_negative:
-        plan.convolution = trace.convolution_before(plan.name)
-    stuck = negative & ~small if plan.convolution is None else torch.zeros_like(negative)
+        plan.producer = trace.producer_of(plan.name)
+    stuck = negative & ~small if plan.producer is None else torch.zeros_like(negative)
     plan.num_clamped = int((small | stuck).sum())
     if plan.num_clamped and not allow_approximate:
         reasons = {
-            f"{int(stuck.sum())} negative scales, and no convolution before it that feeds nothing else": stuck.any(),
+            f"{int(stuck.sum())} negative scales, and no layer before it that can take their signs": stuck.any(),
             f"{int(small.sum())} scales with |scale| < eps = {plan.old.eps:g}": small.any(),
         }
         raise _UnsafeError(
@@ -440,11 +441,20 @@ def _move_scale(plan: NormPlan, kind: str, modules: Mapping[str, nn.Module]) -> 
         old.weight.copy_(old.weight.abs() + old.eps)
         return
     scale: Tensor = old.weight.detach().clone()
-    if plan.convolution is not None:
-        negative = scale < 0
-        conv = modules[plan.convolution]
-        for tensor in (conv.weight, conv.bias, old.running_mean):
-            if isinstance(tensor, Tensor):
-                tensor[negative] = -tensor[negative]
+    if plan.producer is not None:
+        _negate_channels(modules[plan.producer], scale < 0)
+        if old.running_mean is not None:
+            old.running_mean[scale < 0] *= -1
         scale = scale.abs()
     old.weight.copy_((scale - old.eps).clamp(min=0))
+
+
+def _negate_channels(layer: Any, negative: Tensor) -> None:
+    """Negate output channels of a convolution or linear layer in place; ``negative`` has one bool per channel."""
+    sign, weight = torch.where(negative, -1, 1), layer.weight
+    if layer.bias is not None:
+        layer.bias.mul_(sign)
+    if isinstance(layer, TRANSPOSED_CONVOLUTIONS):  # weight: (groups x inputs per group, outputs per group, *kernel)
+        weight.unflatten(0, (layer.groups, -1)).movedim((0, 2), (-2, -1)).mul_(sign.view(layer.groups, -1))
+    else:
+        weight.movedim(0, -1).mul_(sign)

@@ -49,12 +49,12 @@ def standard_to_inplace(
     target = source.changed(norm="inplace")
     converted, plans, measured = _change_norms(state_dict, source, target, allow_approximate)
     clamped = {plan.name: plan.num_clamped for plan in plans if plan.num_clamped}
-    folded = sum(plan.num_negative for plan in plans if plan.convolution is not None)
+    folded = sum(plan.num_negative for plan in plans if plan.producer is not None)
     reason = f"{folded} negative scales went into the filters before them"
     if clamped:
         reason += f"; {sum(clamped.values())} scales became eps"
-    convolutions = [plan.convolution for plan in plans if plan.convolution is not None]
-    layers = (*(plan.name for plan in plans), *convolutions)
+    producers = [plan.producer for plan in plans if plan.producer is not None]
+    layers = (*(plan.name for plan in plans), *producers)
     report = ConversionReport(
         "standard-to-inplace", source.arch, layers, not clamped, reason, clamped=clamped, **measured
     )

@@ -1,4 +1,4 @@
-"""Traces a module to find the convolution before each norm and all readers of the norms' inputs and outputs.
+"""Traces a module to find the layer before each norm and all readers of the norms' inputs and outputs.
 
 Tested by tests/convert/test_norm_conversion.py.
 """
@@ -23,11 +23,16 @@ from zoo.torch_internals.data import BatchNormBase, DropoutBase
 
 # Their outputs may be overwritten: not saved for backward, and not views.
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
-FRESH_MODULES = (*CONVOLUTIONS, nn.ConvTranspose2d, nn.Linear, nn.AvgPool2d, nn.MaxPool2d)
+TRANSPOSED_CONVOLUTIONS = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
+LINEAR_MODULES = (*CONVOLUTIONS, *TRANSPOSED_CONVOLUTIONS, nn.Linear)  # negated weights negate the output
+FRESH_MODULES = (*LINEAR_MODULES, nn.AvgPool2d, nn.AvgPool3d, nn.MaxPool2d, nn.MaxPool3d)
 FRESH_FUNCTIONS = (
     nn.functional.conv1d,
     nn.functional.conv2d,
     nn.functional.conv3d,
+    nn.functional.conv_transpose1d,
+    nn.functional.conv_transpose2d,
+    nn.functional.conv_transpose3d,
     nn.functional.linear,
     torch.cat,
     torch.add,
@@ -151,22 +156,24 @@ class Trace:
         """Return how often the module of a node is called; 0 if not all calls are known."""
         return len(self.calls.get(str(node.target), []))
 
-    def convolution_before(self, name: str) -> str | None:
-        """Return the name of the convolution whose output only the norm ``name`` reads.
+    def producer_of(self, name: str) -> str | None:
+        """Return the name of the convolution or linear layer whose output channels only the norm ``name`` reads.
 
-        None if there is none, if either is called several times, or if the convolution shares a parameter.
+        None if there is none, if either is called several times, or if the layer shares a parameter.
         """
         nodes = self.calls.get(name, [])
         if len(nodes) != 1 or len(nodes[0].all_input_nodes) != 1:
             return None
         source = nodes[0].all_input_nodes[0]
-        conv: Any = self.module_of(source)
-        if type(conv) not in CONVOLUTIONS or len(source.users) != 1 or self.num_calls(source) != 1:
+        layer: Any = self.module_of(source)
+        if type(layer) not in LINEAR_MODULES or len(source.users) != 1 or self.num_calls(source) != 1:
             return None
-        tensors = [
-            tensor for tensor in (conv._parameters.get("weight"), conv._parameters.get("bias")) if tensor is not None
-        ]
-        if conv._parameters.get("weight") is None or any(self._num_owners[id(tensor)] != 1 for tensor in tensors):
+        channels = layer.out_features if isinstance(layer, nn.Linear) else layer.out_channels
+        norm: Any = self.modules[name]
+        if channels != norm.num_features:  # a linear layer whose output is (N, C, features), for example
+            return None
+        tensors = [tensor for key in ("weight", "bias") if (tensor := layer._parameters.get(key)) is not None]
+        if layer._parameters.get("weight") is None or any(self._num_owners[id(tensor)] != 1 for tensor in tensors):
             return None
         return str(source.target)
 
@@ -175,7 +182,9 @@ class Trace:
         source = node.all_input_nodes[0]
         module = self.module_of(source)
         if not (isinstance(module, FRESH_MODULES) or source.target in FRESH_FUNCTIONS):
-            return f"its input comes from {_name(source)}, not from a convolution, so others may need it"
+            return (
+                f"its input comes from {_name(source)}, not from a convolution or linear layer, so others may need it"
+            )
         if module is None and isinstance(self.modules[source.meta["owner"]], ReversibleSequential):
             return f"its input is the output of {source.meta['owner']}, which backward inverts"
         others = [_name(user) for user in source.users if user is not node]
