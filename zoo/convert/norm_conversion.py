@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from zoo.convert.rewriting import activation_behind, drop_activations, mode_set, trace_forward
-from zoo.convert.trace import TRANSPOSED_CONVOLUTIONS, Trace, function_name
+from zoo.convert.trace import TRANSPOSED_CONVOLUTIONS, Trace, describe_call, function_name
 from zoo.errors import MAX_LISTED, ConversionError, escape, join_names
 from zoo.layers.norm import ABN, NORM_CLASSES, InPlaceABN, InPlaceABNSync
 from zoo.ops.abn.functional import INVERTIBLE_ACTIVATIONS
@@ -20,6 +20,7 @@ from zoo.torch_internals.data import BatchNormBase
 
 logger = logging.getLogger(__name__)
 
+MAX_WARNED_NAMES = 3
 LEAKY_RELU_SLOPE = 0.01  # of the leaky ReLU that replaces ReLU
 PLAIN_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 # Classes of timm and torchvision by name, because these packages are optional.
@@ -91,9 +92,9 @@ def convert_norm(
     - `module`: the network; modified in place, as by `torch.nn.SyncBatchNorm.convert_sync_batchnorm`.
     - `kind`: "standard" (`ABN`), "inplace" or "sync".
     - `allow_approximate`: replace scales that cannot be represented with the nearest possible scale, eps.
-    - `partial`: convert the norms that can be converted, and log a warning with the others and the reasons. Norms
-      before an activation that is not invertible and saves its input (SiLU, Hardswish, GELU, Mish, PReLU) are then
-      in-place too, but the activation is not: one of their two saved maps remains.
+    - `partial`: convert the norms that can be converted, and log a warning with the names of some others. Norms before
+      an activation that is not invertible and saves its input (SiLU, Hardswish, GELU, Mish, PReLU) are then in-place
+      too, but the activation is not: one of their two saved maps remains.
     - `relu`: "leaky_relu" replaces ReLU behind in-place norms with leaky ReLU of slope 0.01, which changes the outputs.
 
     Parameters and buffers remain the same objects under the same names. The in-place scale is |weight| + eps, so eps is
@@ -112,11 +113,9 @@ def convert_norm(
     plans, left = plan_norms(module, kind, allow_approximate, partial, relu)
     if left:
         logger.warning(
-            "%d norms of %s are not converted: %s",
-            len(left),
-            type(module).__name__,
-            join_names(f"{name}: {reason}" for name, reason in left.items()),
-        )
+            "%s: converted %d of %d norms, all but %s; partial=False raises an error with the reasons",
+            type(module).__name__, len(plans), len(plans) + len(left), join_names(left, MAX_WARNED_NAMES),
+        )  # fmt: skip
     apply_plans(module, plans, kind)
     return module
 
@@ -315,7 +314,7 @@ class _Planner:
     def _owner(self, name: str, node: fx.Node, activation: fx.Node) -> str:
         """Return the name of the module whose forward method is to be rewritten without the activation."""
         owner, module = str(node.meta["owner"]), self.trace.module_of(activation)
-        what, advice = f"its activation {escape(activation.name)} is a function", FUNCTION
+        what, advice = f"its activation {escape(describe_call(activation))} is a function", FUNCTION
         if module is not None:
             calls = self.trace.num_calls(activation)
             what = f"its activation {_described(str(activation.target), module)} is called {calls or 'several'} times"
@@ -361,7 +360,7 @@ def _no_form(name: str, activation: nn.Module | fx.Node) -> _UnsafeError:
     if isinstance(activation, nn.Module):
         is_relu, what = type(activation) is nn.ReLU, _described(name, activation)
     else:
-        is_relu, what = function_name(activation).rstrip("_") == "relu", escape(activation.name)
+        is_relu, what = function_name(activation).rstrip("_") == "relu", escape(describe_call(activation))
     return _UnsafeError(f"its activation {what} has no in-place form", REPLACE_RELU if is_relu else NO_FORM)
 
 

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import linecache
 import operator
+import os
 from collections import Counter
 from typing import Any
 
@@ -44,6 +46,8 @@ MAY_ALIAS_INPUT = (
     *("permute", "reshape", "select", "split", "squeeze", "t", "to", "transpose", "type_as", "unbind", "unflatten"),
     *("unsqueeze", "view", "view_as"),
 )
+# Folders of code that is between a forward method and `_Tracer.create_node`.
+TRACING_CODE = tuple(os.path.join(os.path.dirname(file), "") for file in (torch.__file__, __file__))
 
 
 class _Tracer(LocalTracer):
@@ -77,10 +81,11 @@ class _Tracer(LocalTracer):
             return self.create_proxy("call_module", name, args, kwargs)
 
     def create_node(self, kind: str, target: Any, *args: Any, **kwargs: Any) -> fx.Node:
-        """Create a node whose ``meta["owner"]`` is the module whose forward method makes the call."""
+        """Create a node with ``meta["owner"]``, the module whose forward method makes the call, and its source line."""
         node = super().create_node(kind, target, *args, **kwargs)
         owners = ["", *(path for path, _ in self.module_stack.values())]
         node.meta["owner"] = owners[-2] if kind == "call_module" and owners[-1] == target else owners[-1]
+        node.meta["line"] = _calling_line() if kind in ("call_function", "call_method") else ""
         return node
 
 
@@ -183,12 +188,15 @@ class Trace:
         module = self.module_of(source)
         if not (isinstance(module, FRESH_MODULES) or source.target in FRESH_FUNCTIONS):
             return (
-                f"its input comes from {_name(source)}, not from a convolution or linear layer, so others may need it"
+                f"its input comes from {describe_call(source)}, not from a convolution or linear layer, "
+                "so others may need it"
             )
         if module is None and isinstance(self.modules[source.meta["owner"]], ReversibleSequential):
             return f"its input is the output of {source.meta['owner']}, which backward inverts"
-        others = [_name(user) for user in source.users if user is not node]
-        return f"its input, the output of {_name(source)}, is also read by {', '.join(others)}" if others else None
+        others = [describe_call(user) for user in source.users if user is not node]
+        if not others:
+            return None
+        return f"its input, the output of {describe_call(source)}, is also read by {', '.join(others)}"
 
     def overwriters(self, node: fx.Node) -> list[str]:
         """Return the names of calls that overwrite, or may overwrite, the output of ``node`` or a view of it."""
@@ -198,7 +206,7 @@ class Trace:
                 if part := self._part_of[user.graph]:
                     names.append(f"unknown readers of the output of {part}")
             elif self._is_opaque(user) or (user.all_input_nodes[:1] == [node] and self._overwrites(user)):
-                names.append(_name(user))
+                names.append(describe_call(user))
             elif self._may_be_view(user):
                 names += self.overwriters(user)
         return names
@@ -218,6 +226,16 @@ class Trace:
         return function_name(node) in MAY_ALIAS_INPUT
 
 
+def _calling_line() -> str:
+    """Return the line of source that makes the call that is being traced; "" if it is unknown."""
+    frame = inspect.currentframe()
+    while frame is not None and frame.f_code is not Trace._trace_part.__code__:
+        if not frame.f_code.co_filename.startswith(TRACING_CODE):
+            return linecache.getline(frame.f_code.co_filename, frame.f_lineno).strip()
+        frame = frame.f_back
+    return ""
+
+
 def _reason(error: Exception) -> str:
     return f"{type(error).__name__}: {str(error).partition('. ')[0]}"
 
@@ -231,13 +249,18 @@ def function_name(node: fx.Node) -> str:
     return node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
 
 
+def describe_call(node: fx.Node) -> str:
+    """Return the name of the module that a node calls; otherwise the line of source that makes the call, and where."""
+    if node.op == "call_module":
+        return str(node.target)
+    if not node.meta["line"]:  # an input, or a line of a rewritten forward method
+        return node.name
+    return f"`{node.meta['line']}`" + (f" in {node.meta['owner']}" if node.meta["owner"] else "")
+
+
 def _has_inplace_argument(node: fx.Node) -> bool:
     arguments: Any = node.kwargs
     if callable(node.target):
         with contextlib.suppress(TypeError, ValueError):  # a function without a signature
             arguments = inspect.signature(node.target).bind(*node.args, **node.kwargs).arguments
     return arguments.get("inplace") is True
-
-
-def _name(node: fx.Node) -> str:
-    return str(node.target) if node.op == "call_module" else node.name
