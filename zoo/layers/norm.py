@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from zoo.ops.abn.functional import INVERTIBLE_ACTIVATIONS, check_activation, group_to_synchronize, inplace_abn
 from zoo.ops.abn.reference import activate
 from zoo.ops.abn.statistics import Statistics, check_input, check_num_values, next_momentum, take_statistics
-from zoo.ops.context import can_work_in_place
+from zoo.ops.context import are_gradients_needed, can_work_in_place
 from zoo.torch_internals.data import NormBase
 
 NormFactory = Callable[[int], nn.Module]
@@ -93,7 +93,7 @@ class ABN(NormBase):
             if isinstance(current, Tensor):
                 return activate_(self._cumulative(x, current), *activation)
             momentum = current
-        elif mean is not None and var is not None:
+        elif mean is not None and var is not None and are_gradients_needed(x, self.weight, self.bias):
             # Backward needs these vectors; later batches update the layer's own in place.
             mean, var = mean.clone(), var.clone()
         z = F.batch_norm(x, mean, var, self.weight, self.bias, use_batch, momentum, self.eps)

@@ -36,6 +36,15 @@ def is_exporting() -> bool:
     return torch.compiler.is_exporting() and not torch.compiler.is_dynamo_compiling()
 
 
+def are_gradients_needed(*tensors: Tensor | None) -> bool:
+    """Return whether autograd records an operation on these tensors. False while torch.export traces, see above."""
+    return (
+        torch.is_grad_enabled()
+        and not is_exporting()
+        and any(tensor is not None and tensor.requires_grad for tensor in tensors)
+    )
+
+
 def in_selective_checkpoint() -> bool:
     """Return whether a selective checkpoint is active, in forward or in recomputation.
 

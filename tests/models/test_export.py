@@ -1,0 +1,90 @@
+"""Exported networks with standard norms: operators of torch alone, which other packages fold and translate."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import zoo
+from tests.convert.networks import scramble
+from zoo.convert import convert_norm
+from zoo.layers import ABN
+
+BATCH_NORM, CONVOLUTION = torch.ops.aten.batch_norm.default, torch.ops.aten.conv2d.default
+
+
+def resnet(**options: Any) -> nn.Module:
+    return zoo.get("resnet18", num_classes=3, **options)
+
+
+def frozen() -> nn.Module:
+    model = resnet()
+    zoo.layers.freeze_norms(model)
+    return model
+
+
+NETWORKS: dict[str, Callable[[], nn.Module]] = {
+    "leaky_relu": resnet,
+    "relu": lambda: resnet(activation="relu"),
+    "frozen": frozen,
+    "converted": lambda: convert_norm(resnet(norm="inplace"), "standard"),
+    "densenet": lambda: zoo.get("densenet121", num_classes=3),
+    "wider_resnet": lambda: zoo.get("wider_resnet16", num_classes=3),
+    "wider_resnet, pre-activation": lambda: zoo.get("wider_resnet20_a2", num_classes=3),
+    "revnet": lambda: zoo.get("revnet38_cifar"),
+    "deeplab": lambda: zoo.get("deeplab_resnet18", num_classes=3),
+}
+QUICK = ("leaky_relu", "frozen")
+CASES = [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in NETWORKS]
+
+
+def build(name: str) -> tuple[nn.Module, torch.Tensor]:
+    torch.manual_seed(0)
+    return scramble(NETWORKS[name](), positive=True).eval(), torch.randn(2, 3, 32, 32)
+
+
+@pytest.mark.parametrize("gradients", [True, False])
+@pytest.mark.parametrize("name", CASES)
+def test_exported_norms_read_their_buffers(name, gradients):
+    model, x = build(name)
+    with torch.set_grad_enabled(gradients):
+        program = torch.export.export(model, (x,))
+    norms = [node for node in program.graph.nodes if node.target is BATCH_NORM]
+    assert len(norms) == sum(isinstance(module, ABN) for module in model.modules())
+    for node in norms:
+        assert [argument.op for argument in node.args[3:5]] == ["placeholder"] * 2, "running mean and variance"
+    assert not [node for node in program.graph.nodes if "zoo" in str(node.target)]
+    with torch.no_grad():
+        assert torch.allclose(program.module()(x), model(x), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_batch_norms_fold_into_convolutions(name):
+    utils = pytest.importorskip("torchao.quantization.pt2e.utils")
+    model, x = build(name)
+    module = torch.export.export(model, (x,)).module()
+    utils._fuse_conv_bn_(module)
+    left = [node for node in module.graph.nodes if node.target is BATCH_NORM]
+    assert not any(node.args[0].target is CONVOLUTION and len(node.args[0].users) == 1 for node in left)
+    assert len(left) < sum(isinstance(part, ABN) for part in model.modules())
+    with torch.no_grad():
+        assert torch.allclose(module(x), model(x), rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["converted"])
+@pytest.mark.filterwarnings("ignore")  # of onnxscript and of torch.onnx
+def test_onnx_computes_the_same(name):
+    pytest.importorskip("onnxscript")
+    model, x = build(name)
+    program = torch.onnx.export(model, (x,), dynamo=True, verbose=False)
+    assert {node.domain for node in program.model.graph} <= {""}
+    runtime = pytest.importorskip("onnxruntime")
+    session = runtime.InferenceSession(program.model_proto.SerializeToString())
+    (found,) = session.run(None, {session.get_inputs()[0].name: x.numpy()})
+    with torch.no_grad():
+        assert torch.allclose(torch.from_numpy(found), model(x), rtol=1e-3, atol=1e-4)
