@@ -114,6 +114,17 @@ def test_in_place_scales_of_any_sign_become_plain_ones(arch, options):
     assert {f"{name}.running_var" for name in report.layers} == set(norms)
 
 
+@pytest.mark.parametrize(
+    ("arch", "options"), [("revnext", {"channels": 4}), ("revnext_flat", {"channels": 4, "layers": [1, 1, 1]})]
+)
+def test_weights_of_invertible_networks_are_of_both_kinds(arch, options):
+    given = scrambled(arch, norm="inplace", **options)
+    standard, spec, report = inplace_to_standard(given, spec_of(arch, norm="inplace", **options))
+    assert (report.exact, report.max_difference, report.layers) == (True, 0, ())
+    back, _, _ = standard_to_inplace(standard, spec)
+    assert all(torch.equal(given[key], back[key]) for key in given)
+
+
 def test_leaky_relu_takes_relu_weights_with_a_report():
     given = scrambled("resnet18", activation="relu")
     converted, spec, report = relu_to_leaky_relu(given, spec_of("resnet18", activation="relu"))

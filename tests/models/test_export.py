@@ -37,8 +37,11 @@ NETWORKS: dict[str, Callable[[], nn.Module]] = {
     "wider_resnet, pre-activation": lambda: zoo.get("wider_resnet20_a2", num_classes=3),
     "revnet": lambda: zoo.get("revnet38_cifar"),
     "deeplab": lambda: zoo.get("deeplab_resnet18", num_classes=3),
+    "revnext": lambda: zoo.get("revnext", norm="standard", num_classes=3, channels=8),
+    "revnext, in-place": lambda: convert_norm(zoo.get("revnext", norm="inplace", channels=8), "standard"),
+    "revnext_flat": lambda: zoo.get("revnext_flat", norm="sync", num_classes=3, channels=8, layers=[2, 1, 2]),
 }
-QUICK = ("leaky_relu", "frozen")
+QUICK = ("leaky_relu", "frozen", "revnext_flat")
 CASES = [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in NETWORKS]
 
 
@@ -70,13 +73,13 @@ def test_batch_norms_fold_into_convolutions(name):
     utils._fuse_conv_bn_(module)
     left = [node for node in module.graph.nodes if node.target is BATCH_NORM]
     assert not any(node.args[0].target is CONVOLUTION and len(node.args[0].users) == 1 for node in left)
-    assert len(left) < sum(isinstance(part, ABN) for part in model.modules())
+    assert len(left) < sum(isinstance(part, ABN) for part in model.modules()) or "revnext" in name  # norms of sums
     with torch.no_grad():
         assert torch.allclose(module(x), model(x), rtol=1e-3, atol=1e-4)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["converted"])
+@pytest.mark.parametrize("name", ["converted", "revnext", "revnext, in-place", "revnext_flat"])
 @pytest.mark.filterwarnings("ignore")  # of onnxscript and of torch.onnx
 def test_onnx_computes_the_same(name):
     pytest.importorskip("onnxscript")

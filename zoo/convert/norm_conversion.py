@@ -14,6 +14,7 @@ from torch import Tensor, fx, nn
 from zoo.convert.rewriting import activation_behind, drop_activations, mode_set, trace_forward
 from zoo.convert.trace import TRANSPOSED_CONVOLUTIONS, Trace, describe_call, function_name
 from zoo.errors import MAX_LISTED, ConversionError, escape, join_names
+from zoo.layers.invertible import InvertibleNorm
 from zoo.layers.norm import ABN, NORM_CLASSES, InPlaceABN, InPlaceABNSync
 from zoo.ops.abn.functional import INVERTIBLE_ACTIVATIONS
 from zoo.torch_internals.data import BatchNormBase
@@ -103,7 +104,8 @@ def convert_norm(
     only the norm reads. Activation modules that a norm takes over become nn.Identity. If the activation is a function,
     or a module that is also called elsewhere, the forward method that calls it is rewritten without the call, as a
     torch.fx graph. Only `ABN` takes over relu, and only from modules that nothing else calls. An `ABN` whose input is
-    still needed becomes an `InPlaceABN` with ``inplace = False``. Frozen norms of torchvision and timm are kept.
+    still needed becomes an `InPlaceABN` with ``inplace = False``. Frozen norms of torchvision and timm are kept. The
+    kind "standard" also keeps the norms of invertible layers (RevNeXt), which are standard ones in evaluation.
 
     The forward pass is traced with torch.fx. Raises ConversionError, with the norms, reasons and remedies, and leaves
     ``module`` unchanged if something else needs the input of a norm, its output is overwritten, its activation has no
@@ -137,6 +139,9 @@ def plan_norms(
     if not norms:
         raise ConversionError(f"{type(module).__name__} has no norm to convert: neither of torch nor of zoo")
     norms = {name: norm for name, norm in norms.items() if type(norm) is not NORM_CLASSES[kind]}
+    if kind == "standard":
+        held = {id(layer.norm) for layer in module.modules() if isinstance(layer, InvertibleNorm)}
+        norms = {name: norm for name, norm in norms.items() if id(norm) not in held}
     if not norms:
         return [], {}
     with mode_set(module, training=True):

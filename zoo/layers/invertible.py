@@ -26,6 +26,7 @@ from zoo.ops.abn.functional import normalize
 from zoo.ops.abn.reference import NormSettings
 from zoo.ops.abn.statistics import Statistics
 from zoo.ops.chain import Gradients, Tensors, add_gradients
+from zoo.ops.context import are_gradients_needed
 from zoo.ops.convolution import is_plain_convolution
 from zoo.ops.inverse import (
     batch_pool,
@@ -43,6 +44,7 @@ from zoo.ops.inverse import (
     largest_gradient,
     normalize_,
 )
+from zoo.ops.operators import accumulate_dtype
 from zoo.torch_internals.data import changed_methods, has_own_hooks, has_own_parameters
 
 torch.fx.wrap("call_norm")
@@ -202,6 +204,9 @@ class InvertibleNorm(Invertible):
       synchronized. Its activation is not used.
     - `eps_i`: minimum gain; bounds the error amplification of the inverse.
 
+    In evaluation without gradients, the layer is torch's batch norm with the scale |weight| + eps_i, also in exported
+    programs.
+
     Source: Hascoet et al. 2023, section 4.2.1; in their code ``eps_i`` did not reach the layers.
     """
 
@@ -217,7 +222,11 @@ class InvertibleNorm(Invertible):
     def compute(self, x: Tensor) -> Tensor:
         """Implement `forward`, which torch.fx does not trace into."""
         self._check_norm(x)
-        return normalize(x, self.norm.take_statistics(x), self._settings(), inplace=False)
+        norm = self.norm
+        mean, var = norm.running_mean, norm.running_var
+        if norm.training or mean is None or var is None or are_gradients_needed(x, norm.weight, norm.bias):
+            return normalize(x, norm.take_statistics(x), self._settings(), inplace=False)
+        return F.batch_norm(x, mean, var, norm.weight.abs() + self.eps_i, norm.bias, eps=norm.eps)
 
     def record_(self, x: Tensor) -> tuple[Tensor, Statistics]:
         """Return y in the memory of x, and the statistics; updates the running statistics in training."""
@@ -370,7 +379,7 @@ class Stem(Invertible):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the convolution of the images, at least in float32 because all later layers add to it."""
-        return self.conv(x).to(torch.promote_types(x.dtype, torch.float32))
+        return self.conv(x).to(accumulate_dtype(x.dtype))
 
     def record(self, x: Tensor) -> tuple[Tensor, tuple[Tensor, int]]:
         """Return the convolution, at least in float32, and the images with their version."""
