@@ -42,6 +42,12 @@ def test_published_gains_are_ratios_of_pixels_to_the_first_row() -> None:
         assert batch % table2.GPUS == side % table2.STRIDE == 0
 
 
+def test_blog_trains_with_eight_times_the_pixels() -> None:
+    (pixels,) = table2.count_pixels().comparisons
+    assert pixels.measured == pytest.approx(7.841, abs=1e-3)
+    assert pixels.verdict.state == "reproduced"
+
+
 class PredictionByHand(MemoryPrediction):
     """Takes 100 bytes, and for each pixel 10, or fewer with some strategies."""
 

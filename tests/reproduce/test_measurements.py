@@ -8,7 +8,11 @@ from zoo.reproduce.measurements import measurements_of
 from zoo.reproduce.papers import PAPERS
 from zoo.reproduce.published_numbers import published_numbers
 
-MEASURED_WITH_OTHERS = {"inplace_abn": {"Section 1", "Section 5"}, "revnet": {"Section 7.1"}, "revnext": set()}
+MEASURED_WITH_OTHERS = {
+    "inplace_abn": {"Section 1", "Section 5"},
+    "revnet": {"Section 7.1"},
+    "revnext": {"Section 3.4", "Section 4.3"},
+}
 
 
 @pytest.mark.parametrize("paper", PAPERS)

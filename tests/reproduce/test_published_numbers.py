@@ -42,9 +42,13 @@ OF_OTHER_SOURCES = {
 }
 
 
+NUMBER_WORDS = {"one": 1, "two": 2, "eight": 8}
+
+
 def numbers_in(text: str) -> set[float]:
-    """Return the numbers that stand in a text; a sign before them is not theirs."""
-    return {float(number.replace(",", "")) for number in re.findall(r"\d[\d,]*(?:\.\d+)?(?:e[+-]?\d+)?", text)}
+    """Return the numbers that stand in a text, in digits or as words; a sign before them is not theirs."""
+    digits = {float(number.replace(",", "")) for number in re.findall(r"\d[\d,]*(?:\.\d+)?(?:e[+-]?\d+)?", text)}
+    return digits | {NUMBER_WORDS[word] for word in NUMBER_WORDS.keys() & set(text.split())}
 
 
 def stands_in_its_quotation(number: PublishedNumber) -> bool:

@@ -15,6 +15,7 @@ from zoo.layers.invertible import InvertibleNorm
 from zoo.reproduce import revnext_figure12 as figure12
 from zoo.reproduce import revnext_figures5and6 as laws
 from zoo.reproduce import revnext_figures10and11 as chains
+from zoo.reproduce import revnext_sections3and4 as statements
 from zoo.reproduce import revnext_tables1and2 as memory
 from zoo.reproduce.comparison import ReportSection
 from zoo.reproduce.paper_networks import build_revnext
@@ -141,6 +142,17 @@ def test_memory_of_whole_data_set_follows_its_pixels() -> None:
     assert isinstance(counted, float)
     assert by_rule == pytest.approx(352 * 50_000 * 32**2 / 1e9, rel=0.01)
     assert by_rule < counted < 1.2 * by_rule
+
+
+def test_additional_passes_and_kernel_are_published_ones() -> None:
+    """By hand: 32 channels, times 4 by each of three pools, and 9 weights for each pair."""
+    (kernel,) = statements.count_kernel().comparisons
+    assert (kernel.measured, kernel.verdict.state) == (9 * (32 * 4**3) ** 2 / 1e6, "reproduced")
+    passes = by_key(statements.count_additional_passes())
+    assert {key: round(float(each.measured or 0)) for key, each in passes.items()} == {
+        "section3.4/additional_passes": 1, "section4.3/additional_passes": 1, "section4.4/additional_passes": 2,
+    }  # fmt: skip
+    assert {each.verdict.state for each in passes.values()} == {"reproduced"}
 
 
 def test_training_of_table_2_fits_into_gpu() -> None:

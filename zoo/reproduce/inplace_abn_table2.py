@@ -1,4 +1,4 @@
-"""Table 2 of Rota Bulo et al. 2018: the pixels that in-place norms train with in the memory of standard norms.
+"""Table 2 of Rota Bulo et al. 2018, and their blog: the pixels that in-place norms train with.
 
 Tested by tests/reproduce/test_inplace_abn.py.
 """
@@ -32,6 +32,7 @@ COLUMNS = {
     "cityscapes_wider_resnet38": "Cityscapes, WiderResNet-38",
     "coco_stuff_wider_resnet38": "COCO-Stuff, WiderResNet-38",
 }
+BLOG_CROPS, EARLIER_CROPS = (3, 776), (1, 480)  # crops on a GPU, and their side, in the authors' blog
 PLAIN_IABN = "iABN plain"  # the networks of 2018
 INPLACE_STRATEGIES = (PLAIN_IABN, "iABN")  # the networks of 2018, and the defaults of this package
 
@@ -59,6 +60,15 @@ def measure_memory_gains(setups: Mapping[str, Setup] | None = None) -> ReportSec
         for each in section.comparisons
         if each.what in [f"{column}, {regime}: {strategy}" for strategy in INPLACE_STRATEGIES]
     ]
+    return section
+
+
+@measures("inplace_abn", "Blog")
+def count_pixels() -> ReportSection:
+    """Return the pixels that the authors' blog trains with, over the pixels before."""
+    section = ReportSection("blog", "Blog: pixels on a GPU")
+    after, before = (crops * side**2 for crops, side in (BLOG_CROPS, EARLIER_CROPS))
+    section.add("pixels of all crops", after / before, published_number("inplace_abn", "blog/data"))
     return section
 
 

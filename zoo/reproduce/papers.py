@@ -20,6 +20,7 @@ from zoo.reproduce import (
     revnext_figure12,
     revnext_figures5and6,  # noqa: F401
     revnext_figures10and11,  # noqa: F401
+    revnext_sections3and4,  # noqa: F401
     revnext_tables1and2,
 )
 

@@ -116,6 +116,8 @@ def measure_passes() -> ReportSection:
     for name, key in (("reversible", "algorithm1"), ("naive", "ordinary")):
         number = published_number("revnet", f"section5.1/{key}")
         section.add(f"{name}: forward passes of a step", costs[name][-1].calls + 2, number)
+    pending = "the authors' TensorFlow code, which runs every branch twice in backward, is not part of zoo"
+    section.add("authors' code", None, published_number("revnet", "section5.1/authors_code"), pending=pending)
     return section
 
 
