@@ -134,8 +134,17 @@ def test_inexact_conversions_raise_with_remedy(tmp_path: Path) -> None:
     path = described(source, tmp_path / "w.pth")
     with pytest.raises(WeightsError, match=r"(?s)w\.pth: .*norm='standard'.*negative scales.*--allow-approximate"):
         zoo.get("resnext50", weights=path, norm="inplace")
-    with pytest.raises(ConfigError, match="relu"):
-        zoo.get("resnet18", weights=described(trained(activation="relu"), tmp_path / "relu.pth"), norm="inplace")
+
+
+def test_relu_weights_need_activation_for_in_place_norms(tmp_path: Path) -> None:
+    source = trained(activation="relu")
+    path = described(source, tmp_path / "relu.pth")
+    with pytest.raises(ConfigError, match=r'activation = "relu".*norm "inplace".*leaky_relu'):
+        zoo.get("resnet18", weights=path, norm="inplace")
+    model = zoo.get("resnet18", weights=path, norm="inplace", activation="leaky_relu")
+    built_first = zoo.get("resnet18", num_classes=CLASSES, norm="inplace")
+    zoo.load_weights(built_first, path)
+    assert_same_outputs(built_first, model)
 
 
 def test_body_of_deeplab_follows_the_same_rule(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
