@@ -41,7 +41,7 @@ def test_measurements_have_commit_or_command() -> None:
     ("first", "second", "state"),
     [(100, 50, "better"), (50, 100, "better"), (100, 200, "off"), (200, 50, "off"), (100, 101, "reproduced")],
 )
-def test_row_is_no_better_than_its_worst_measurement(first: float, second: float, state: str) -> None:
+def test_row_counts_as_measurement_farther_from_paper(first: float, second: float, state: str) -> None:
     row = rows(section(*(found(TWO, value, spread=None) for value in (first, second))))[TWO.id]
     assert ([each.measured for each in row.comparisons], row.state) == ([first, second], state)
 

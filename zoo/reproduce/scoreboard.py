@@ -15,7 +15,7 @@ from zoo.reproduce.published_numbers import Evidence, PublishedNumber, published
 from zoo.tables import Cell, markdown_table, number_text
 
 STATES: tuple[State, ...] = get_args(State)
-WORST_FIRST: tuple[State, ...] = ("off", "underpowered", "better", "reproduced", "not measured")
+FARTHEST_FIRST: tuple[State, ...] = ("off", "underpowered", "better", "reproduced", "not measured")
 EVIDENCE: tuple[Evidence, ...] = get_args(Evidence)
 DATE_LENGTH = len("2018-06-18")
 
@@ -36,14 +36,14 @@ class Row:
     section: ReportSection | None
 
     @property
-    def worst(self) -> Verdict:
-        """The worst verdict on the measurements."""
-        return min((each.verdict for each in self.comparisons), key=lambda verdict: WORST_FIRST.index(verdict.state))
+    def farthest(self) -> Verdict:
+        """The verdict on the measurement that is farther from the paper."""
+        return min((each.verdict for each in self.comparisons), key=lambda verdict: FARTHEST_FIRST.index(verdict.state))
 
     @property
     def state(self) -> State:
-        """The worst state of the measurements."""
-        return self.worst.state
+        """The state of the measurement that is farther from the paper."""
+        return self.farthest.state
 
     @property
     def is_measured(self) -> bool:
@@ -105,9 +105,9 @@ def verdict_lines(rows: Sequence[Row]) -> list[str]:
     states = ", ".join(f"{counts[state]} {state}" for state in STATES if state != "not measured")
     lines = [f"Of {len(rows)} published numbers, {len(rows) - missing} are measured: {states}."]
     for row in (row for row in rows if row.state == "off"):
-        number, (worst,) = row.number, [each for each in row.comparisons if each.verdict == row.worst][:1]
-        published, measured = _with_units(worst)
-        lines.append(f"{number.paper}, {number.item}: {worst.what}: {measured}, published {published}")
+        number, (found,) = row.number, [each for each in row.comparisons if each.verdict == row.farthest][:1]
+        published, measured = _with_units(found)
+        lines.append(f"{number.paper}, {number.item}: {found.what}: {measured}, published {published}")
     return lines
 
 

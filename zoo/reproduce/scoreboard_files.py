@@ -22,11 +22,11 @@ PAGE, CSV = "README.md", "reproduction.csv"
 BEGIN, END = "<!-- scoreboard -->\n", "<!-- /scoreboard -->"
 TITLE = "Published numbers"
 SCOPE = (
-    "A row stands for a number in a table, a figure or the text of a paper, or in its authors' public code or README. "
-    "For a curve, the rows cover its endpoints, its extremes, and any points in the authors' logs. "
+    "A row stands for a number in a table, a figure or the text of a paper, or in its authors' public code, README or "
+    "blog. For a curve, the rows cover its endpoints, its extremes, and any points in the authors' logs. "
     "Figure 3 and the training curves of Figure 4 of the RevNet paper are left out, and so are table cells of "
     "the RevNeXt paper that no available copy shows. Where the rule or the method of a paper differs from what this "
-    "package does by default, both are measured, and the row has the worse of both verdicts."
+    "package does by default, both are measured, and the verdict of the row is the one farther from the paper."
 )
 STATE_MEANINGS = {
     "reproduced": "within the tolerance of its kind of evidence",
@@ -103,9 +103,12 @@ def _fields_of(row: Row, each: Comparison) -> Mapping[str, Any]:
 def summary(rows: Sequence[Row]) -> str:
     """Return the scoreboard in Markdown: counts by kind of evidence, findings, and a line per table of a paper."""
     headers, *lines = counts_by_evidence(rows)
+    better = [row for row in rows if row.state == "better"]
+    num_reproduced = sum(any(each.verdict.state == "reproduced" for each in row.comparisons) for row in better)
     parts = [
         f"# {TITLE}",
-        f"{SCOPE} All rows, with the command that measures each: [{CSV}]({CSV}).",
+        f"{SCOPE} In {num_reproduced} of the {len(better)} rows that are better, the other measurement reproduces the "
+        f"number. All rows, with the command that measures each: [{CSV}]({CSV}).",
         markdown_table([str(header) for header in headers], lines),
         markdown_list(f"**{state}**: {meaning}" for state, meaning in STATE_MEANINGS.items()),
         "## What is off",
