@@ -5,6 +5,8 @@ Tested by tests/reproduce/test_revnext.py.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 from zoo.layers.conv import conv2d
@@ -22,7 +24,8 @@ RECOMPUTING = {"revnext_revnet": "section3.4", "revnext_flat": "section4.3", "re
 def count_kernel() -> ReportSection:
     """Return the parameters of a 3x3 kernel of all channels of the i-RevNet's last level (section 3.5)."""
     section = ReportSection("section3.5", "Section 3.5: parameters of a kernel after three channel pools")
-    channels = build_revnext("irevnet_revnext", device="meta").num_features
+    network: Any = build_revnext("irevnet_revnext", device="meta")
+    channels = network.num_features
     with torch.device("meta"):
         kernel = conv2d(channels, channels, 3)
     number = published_number("revnext", "section3.5/kernel")
