@@ -7,40 +7,29 @@ from __future__ import annotations
 
 import copy
 import inspect
-import random
 import warnings
-from collections.abc import Callable, Container, Iterator
-from contextlib import suppress
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 from statistics import median
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn.modules import module as module_hooks
 
 from zoo.errors import ConfigError, join_names, truncate
 from zoo.remat.lean import lean
 from zoo.remat.memory_use import Memory, measure_memory
-from zoo.remat.report.values import (
-    Difference,
-    Value,
-    bits,
-    copied,
-    difference,
-    elements_of,
-    named,
-    tensors_in,
-    value_of,
-)
+from zoo.remat.report.places import StepDigests
+from zoo.remat.report.scenarios import SCENARIOS, STEPS, ModelInputs, Scenario, Training, match_names
+from zoo.remat.report.values import Difference, Value, copied, difference, tensors_in, value_of
 from zoo.remat.timing import Clock, time_interleaved, training_step
 from zoo.remat.trial import default_loss, device_of, trained_outputs, unchanged
-from zoo.torch_internals.data import is_wrapper, tensors_of
+from zoo.torch_internals.data import tensors_of
 
-LEARNING_RATE = 0.01
 ROUNDS = 5  # of timed steps
 WHERE = "zoo.check"  # in messages
 
@@ -49,15 +38,18 @@ Variant = Callable[[nn.Module], nn.Module]
 
 @dataclass
 class Check:
-    """Result of `check`; its string has at most ten lines.
+    """Result of `check`; its string has at most eleven lines.
 
     Args:
-    - `same`: whether all values have the bits of plain training; None if plain training is not deterministic.
+    - `same`: whether all compared values have the bits of plain training; None if plain training is not deterministic.
     - `values`: number of compared values.
     - `difference`: the first value that differs between plain training and the variant or, if `same` is None, between
       two runs of plain training.
     - `fixed`: what the steps could not vary because the network or the loss raised an error: "batch", "batch size",
       "evaluation mode".
+    - `scenarios`: other ways to train that gave the same bits, such as "second derivatives".
+    - `skipped`: scenarios in which plain training raises an error or is not deterministic.
+    - `errors`: scenarios in which the variant alone raises an error, and the error.
     - `plain`, `variant`: bytes of a training step.
     - `time_ratio`: time of a step of the variant divided by the time of a plain step: the median over interleaved
       forward and backward passes.
@@ -70,6 +62,9 @@ class Check:
     values: int
     difference: Difference | None
     fixed: tuple[str, ...] = ()
+    scenarios: tuple[str, ...] = ()
+    skipped: tuple[str, ...] = ()
+    errors: tuple[str, ...] = ()
     plain: Memory | None = None
     variant: Memory | None = None
     time_ratio: float | None = None
@@ -85,8 +80,14 @@ class Check:
             lines.append(str(self.difference))
         if self.same is None:
             lines.append("  torch.use_deterministic_algorithms(True) makes the steps of a network repeatable")
-        if self.fixed:
-            lines.append(f"not varied: {', '.join(self.fixed)}")
+        for title, names in (
+            ("not varied", self.fixed),
+            ("also compared", self.scenarios),
+            ("not compared, as plain training fails", self.skipped),
+            ("the variant alone raises an error", self.errors),
+        ):
+            if names:
+                lines.append(f"{title}: {', '.join(names)}")
         if self.plain is not None and self.variant is not None:
             for title, a, b in (
                 ("held after forward", self.plain.held, self.variant.held),
@@ -114,8 +115,12 @@ def check(
     further steps on one other batch each. An evaluation pass follows. The other batches are the inputs rolled along
     the batch dimension, and scaled if they are not integers.
 
-    Plain training runs twice, so that a nondeterministic operation is not taken for a fault of the variant. The
-    network, the generators and the inputs are unchanged afterwards::
+    Then the same copies are trained in other ways (`zoo.remat.report.scenarios`): several passes before backward,
+    evaluation before backward and between steps, second derivatives, autocast, other frozen parameters, inputs and
+    outputs that are overwritten. The size of the inputs and the number of passes bound the faults that can be found.
+
+    If a value differs, plain training runs again, so that a nondeterministic operation is not taken for a fault of the
+    variant. The network, the generators and the inputs are unchanged afterwards::
 
         zoo.check(model, images)
         zoo.check(model, images, variant=functools.partial(zoo.lean, budget=0.4))
@@ -150,7 +155,8 @@ def check(
             plain, other = copy.deepcopy(model), variant(copy.deepcopy(model))
             forwards = [run.forward_of(each) for each in (plain, other)]
             result.plain, result.variant = (
-                measure_memory(forward, _trained(each)) for forward, each in zip(forwards, (plain, other), strict=True)
+                measure_memory(forward, _trained_parameters(each))
+                for forward, each in zip(forwards, (plain, other), strict=True)
             )
             calls = {"plain": training_step(forwards[0], plain), "variant": training_step(forwards[1], other)}
             times = time_interleaved(calls, Clock(device_of(model)), rounds=ROUNDS)
@@ -165,15 +171,14 @@ def compare(model: nn.Module, images: Tensor, variant: Variant) -> Check:
         return _Run(model, [[((images,), {})]], default_loss).compared(variant, places=False)
 
 
-ModelInputs = tuple[tuple[Any, ...], dict[str, Any]]  # arguments and keywords of a network
-
-
 @dataclass
 class _Run:
-    """The network, loss and batches of all runs of a check. Each run starts with the current random states.
+    """The network, loss and batches of all runs of a check. Each scenario starts with the current random states.
 
     Args:
     - `steps`: the batches of each step.
+    - `batches`: the batches of the scenarios.
+    - `scenarios`: what follows the steps.
     - `evaluates`: whether an evaluation pass follows.
     - `fixed`: as in `Check`.
     """
@@ -181,6 +186,8 @@ class _Run:
     model: nn.Module
     steps: list[list[ModelInputs]]
     loss: Callable[[Any], Tensor]
+    batches: tuple[ModelInputs, ...] = ()
+    scenarios: tuple[Scenario, ...] = ()
     evaluates: bool = False
     fixed: tuple[str, ...] = ()
 
@@ -194,14 +201,16 @@ class _Run:
         fixed = []
 
         def other(number: int, part: int = 1) -> ModelInputs:
-            found = next(filter(run._accepts, _others(batch, number, part)), None)
+            found = next(filter(run._accepts, _other_batches(batch, number, part)), None)
             if found is None:
                 fixed.append("batch" if part == 1 else "batch size")
                 return batch if part == 1 else other(number)
             return found
 
+        others = [other(1), other(2)]
         for step in range(2, steps + 1):
-            run.steps.append([other(1), other(2)] if step == 2 else [other(step, part=2 if step == 3 else 1)])
+            run.steps.append(others if step == 2 else [other(step, part=2 if step == 3 else 1)])
+        run.batches, run.scenarios = (batch, *others), SCENARIOS
         run.evaluates = run._accepts(batch, training=False)
         run.fixed = (*dict.fromkeys(fixed), *([] if run.evaluates else ["evaluation mode"]))
         return run
@@ -224,19 +233,59 @@ class _Run:
     def compared(self, variant: Variant, places: bool = True) -> Check:
         """Return the result of a check without bytes and times; with ``places``, it has the place of a difference."""
         mode = "training mode" if self.model.training else "evaluation mode"
-        with unchanged(self.model):
-            expected = list(self._train(copy.deepcopy(self.model)))
-        result = Check(type(self.model).__name__, mode, len(self.steps), True, len(expected), None, self.fixed)
-        for same, build in ((None, _itself), (False, variant)):
-            twin = self._built(build, copy.deepcopy(self.model))
-            with unchanged(self.model):
-                compared = enumerate(map(difference, expected, self._train(twin)))
-                index, found = next((each for each in compared if each[1] is not None), (0, None))
-            if found is not None:
-                place = self._place_of(index, found.value, build) if places else ""
-                result.same, result.difference = same, found._replace(place=place)
-                break
+        result = Check(type(self.model).__name__, mode, len(self.steps), True, 0, None, self.fixed)
+        trained: list[Scenario] = []  # by the same two copies of the network
+        for scenario in (STEPS, *self.scenarios):
+            if not trained:
+                plain, other = self._trainings(variant)
+            trained.append(scenario)
+            try:
+                with self._prepared(scenario):
+                    expected = list(_values(plain, scenario))
+            except Exception:  # what a network raises that cannot be trained in this way
+                if scenario is STEPS:
+                    raise
+                result.skipped += (scenario.name,)
+                trained.clear()
+                continue
+            try:
+                with self._prepared(scenario):
+                    found = _first_difference(expected, _values(other, scenario))
+            except Exception as error:
+                if scenario is STEPS:
+                    raise
+                result.errors += (f"{scenario.name} ({type(error).__name__}: {truncate(error)})",)
+                trained.clear()
+                continue
+            if found is None:
+                result.values += len(expected)
+                result.scenarios += () if scenario is STEPS else (scenario.name,)
+                continue
+            build, again = variant, self._difference_of_plain(trained, expected)
+            if again is not None and scenario is not STEPS:  # an operation of this scenario is not deterministic
+                result.skipped += (scenario.name,)
+                trained.clear()
+                continue
+            if again is not None:
+                build, found = _unchanged_network, again
+            result.values += len(expected)
+            result.same = False if again is None else None
+            index, each = found
+            place = self._place_of(trained, index, each.value, build) if places else ""
+            result.difference = each._replace(place=place, scenario="" if scenario is STEPS else scenario.name)
+            break
         return result
+
+    def _trainings(self, variant: Variant) -> tuple[Training, Training]:
+        """Return the training of a copy of the network, and of the variant of another copy."""
+        plain, own = copy.deepcopy(self.model), copy.deepcopy(self.model)
+        modules = dict(own.named_modules())
+        other = self._built(variant, own)
+        used = set(other.modules())
+        shared = {name: each for name, each in modules.items() if each in used}
+        same = {name: plain.get_submodule(name) for name in shared}
+        options = (self.steps, self.batches, self.loss, self.evaluates)
+        return Training(plain, self.model, same, *options), Training(other, self.model, shared, *options)
 
     def _built(self, build: Variant, model: nn.Module) -> nn.Module:
         """Return the variant of a copy of the network."""
@@ -245,8 +294,8 @@ class _Run:
         if not isinstance(twin, nn.Module):
             kind = type(twin).__name__
             raise TypeError(f"variant has to return a module, and returned {kind}; end it with return model")
-        self._parameters(twin)  # an error names what does not match
-        _matched(dict(self.model.named_buffers()), dict(twin.named_buffers()))
+        for name in ("named_parameters", "named_buffers"):  # an error names what does not match
+            match_names(dict(getattr(self.model, name)()), dict(getattr(twin, name)()))
         return twin
 
     def forward_of(self, model: nn.Module) -> Callable[[], Tensor]:
@@ -254,95 +303,41 @@ class _Run:
         inputs, keywords = copied(self.steps[0][0])
         return lambda: self.loss(model(*inputs, **keywords))
 
-    def _train(self, model: nn.Module, digests: _StepDigests | None = None) -> Iterator[Value]:
-        """Yield the values of training in the order in which it computes them.
+    @contextmanager
+    def _prepared(self, scenario: Scenario) -> Iterator[None]:
+        """Return a context for a scenario that restores what training changes beside the copies."""
+        with unchanged(self.model), warnings.catch_warnings():
+            if scenario is not STEPS:  # the user may not train in this way
+                warnings.simplefilter("ignore")
+            yield
 
-        They are named as in the network. Nothing after a value is computed before the next value is asked for.
-        """
-        optimizer = torch.optim.SGD(list(model.parameters()), lr=LEARNING_RATE)
-        for step, batches in enumerate(self.steps, 1):
-            outputs: list[Any] = []
-            for batch in batches:
-                for name, value in self._pass(model, copied(batch), outputs, digests):
-                    yield value_of(step, name, value)
-            for name, value in named("output of the first batch, after the second", outputs[:-1]):
-                yield value_of(step, name, value)  # a later pass must not overwrite it
-            optimizer.step()
-            optimizer.zero_grad()
-            for name, value in self._parameters(model).items():
-                yield value_of(step, f"parameter {name}", value)
-        if self.evaluates:
-            model.eval()
-            batch = copied(self.steps[0][0])
-            with torch.no_grad():
-                values = list(self._forward(model, batch, [], digests))
-            for name, value in (*values, *self._state(model, batch)):
-                yield value_of(0, name, value)
+    def _difference_of_plain(self, scenarios: list[Scenario], expected: list[Value]) -> tuple[int, Difference] | None:
+        """Return how plain training differs from the expected values of the last scenario when it is repeated."""
+        plain, _ = self._trainings(_unchanged_network)
+        for scenario in scenarios:
+            with self._prepared(scenario):
+                values = _values(plain, scenario)
+                if scenario is scenarios[-1]:
+                    return _first_difference(expected, values)
+                deque(values, maxlen=0)
+        return None
 
-    def _pass(
-        self, model: nn.Module, batch: ModelInputs, outputs: list[Any], digests: _StepDigests | None
-    ) -> Iterator[tuple[str, Any]]:
-        """Yield the values of forward and backward, and add the output to ``outputs``."""
-        yield from self._forward(model, batch, outputs, digests)
-        loss = self.loss(outputs[-1])
-        yield "loss", loss
-        if digests is not None:
-            digests.begin_backward(loss)
-        loss.backward()
-        for name, each in reversed(self._parameters(model).items()):
-            yield f"gradient of {name}", each.grad
-        for name, each in _inputs(batch):
-            if isinstance(each, Tensor):
-                yield f"gradient of {name}", each.grad if each.is_leaf else None
-        yield from self._state(model, batch)
-
-    def _forward(
-        self, model: nn.Module, batch: ModelInputs, outputs: list[Any], digests: _StepDigests | None
-    ) -> Iterator[tuple[str, Any]]:
-        """Yield the values of the output, and add the output to ``outputs``."""
-        if digests is not None:
-            digests.clear()
-        known = (*_inputs(batch), *self._parameters(model).items(), *self._buffers(model).items())
-        owners = {each.data_ptr(): name for name, each in known if _has_memory(each)}
-        outputs.append(model(*batch[0], **batch[1]))
-        for name, each in named("output", outputs[-1]):
-            yield name, each
-            if _has_memory(each):  # what a view of the output, or a write into it, depends on
-                owner = owners.setdefault(each.data_ptr(), name)
-                yield f"layout of {name}", f"strides {each.stride()}" + (f" in {owner}" if owner != name else "")
-
-    def _parameters(self, model: nn.Module) -> dict[str, Tensor]:
-        return _matched(dict(self.model.named_parameters()), dict(model.named_parameters()))
-
-    def _buffers(self, model: nn.Module) -> dict[str, Tensor]:
-        """Return the buffers of a trained variant. Forward may have added some or resized them."""
-        named, others = dict(self.model.named_buffers()), dict(model.named_buffers())
-        is_wrapped = len(named) == len(others) and named.keys() != others.keys()
-        return dict(zip(named, others.values(), strict=True)) if is_wrapped else others
-
-    def _state(self, model: nn.Module, batch: ModelInputs) -> Iterator[tuple[str, Any]]:
-        """Yield what forward may overwrite: inputs, buffers, the states of random number generators, and the mode."""
-        yield from _inputs(batch)
-        for name, each in self._buffers(model).items():
-            yield f"buffer {name}", each
-        for name, each in _random_states(self.model).items():
-            yield f"state of the random numbers of {name}", each
-        yield "training mode", model.training
-
-    def _place_of(self, index: int, value: str, variant: Variant) -> str:
+    def _place_of(self, scenarios: list[Scenario], index: int, value: str, variant: Variant) -> str:
         """Return the first module and operation whose values differ, from two more runs whose values are recorded.
 
         Args:
-        - `index`, `value`: number and name of the first value that differs.
+        - `scenarios`: up to the one in which a value differs.
+        - `index`, `value`: number and name of the value in this scenario.
         """
         both = []
-        for build in (_itself, variant):
-            own = copy.deepcopy(self.model)
-            twin = self._built(build, own)
-            with unchanged(self.model), warnings.catch_warnings(), _StepDigests(own) as digests:
+        for training in self._trainings(variant):
+            for scenario in scenarios[:-1]:
+                with self._prepared(scenario):
+                    deque(_values(training, scenario), maxlen=0)
+            with self._prepared(scenarios[-1]), warnings.catch_warnings(), StepDigests(training.modules) as digests:
                 warnings.filterwarnings("ignore", ".*global hooks on modules")  # torch.compile does not call them
-                for _ in islice(self._train(twin, digests), index + 1):
-                    pass
+                training.digests = digests
+                deque(islice(_values(training, scenarios[-1]), index + 1), maxlen=0)
             both.append(digests)
         found = both[0].first_difference(both[1])
         if not found and value.startswith("buffer "):
@@ -351,98 +346,26 @@ class _Run:
         return found
 
 
-class _StepDigests:
-    """Records in a step digests of the outputs of modules, and of the gradients that each node of autograd computes.
-
-    Nodes of eager training are numbered from the loss on; each belongs to the innermost module that made it.
-    """
-
-    def __init__(self, model: nn.Module) -> None:
-        self._names = {each: f"{name} ({type(each).__name__})".lstrip() for name, each in model.named_modules()}
-        self.clear()
-
-    def clear(self) -> None:
-        """Forget the recorded step."""
-        self._outputs: list[tuple[str, str, list[int]]] = []
-        self._owners: dict[Any, str] = {}
-        self._nodes: list[tuple[str, str]] = []  # owner and operation
-        self._gradients: dict[int, list[int]] = {}  # by the number of a node, in the order of execution
-
-    def __enter__(self) -> _StepDigests:
-        self._handle = module_hooks.register_module_forward_hook(self._see_output)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._handle.remove()
-        self._owners.clear()
-
-    def _see_output(self, module: nn.Module, _: Any, output: Any) -> None:
-        if module not in self._names or torch.compiler.is_compiling():
-            return
-        outputs = tensors_of(output)
-        name = self._names[module]
-        for each in outputs:
-            for node in _nodes_from(each.grad_fn, self._owners):
-                self._owners[node] = name
-        operations = [each.grad_fn.name() for each in outputs if each.grad_fn is not None]
-        self._outputs.append((name, operations[-1] if operations else "", [_digest(each) for each in outputs]))
-
-    def begin_backward(self, loss: Tensor) -> None:
-        """Let all nodes of the loss record the gradients that they compute."""
-        for number, node in enumerate(_nodes_from(loss.grad_fn, {})):
-            self._nodes.append((self._owners.get(node, "the loss"), node.name()))
-            node.register_hook(partial(self._see_gradients, number))
-
-    def _see_gradients(self, number: int, gradients: Any, _: Any) -> None:
-        self._gradients[number] = [_digest(each) for each in gradients if each is not None]
-
-    def first_difference(self, other: _StepDigests) -> str:
-        """Return the module and operation of the first value that differs, or ""."""
-        for (name, operation, found), (other_name, _, others) in zip(self._outputs, other._outputs, strict=False):
-            if name != other_name:
-                break
-            if found != others:
-                return f"{name}, in forward: {operation.removesuffix('0').removesuffix('Backward')}"
-        if self._nodes == other._nodes:
-            for number, found in self._gradients.items():
-                if found != other._gradients.get(number):
-                    name, operation = self._nodes[number]
-                    return f"{name}, in backward: {operation}"
-        return ""
+def _values(training: Training, scenario: Scenario) -> Iterator[Value]:
+    """Yield the values of a scenario, and the attributes that training has changed."""
+    if scenario is not STEPS:
+        training.model.zero_grad()
+    for name, value in scenario.values(training):
+        yield value_of(training.step, name, value)
+    for name, value in training.changed_attributes():
+        yield value_of(0, name, value)
 
 
-def _random_states(model: nn.Module) -> dict[str, Tensor]:
-    """Return the states of the global random number generators, by name."""
-    states = {"the CPU": torch.get_rng_state()}
-    for device in {each.device for each in model.parameters() if each.device.type == "cuda"}:
-        states[str(device)] = torch.cuda.get_rng_state(device)
-    _, words, *rest = np.random.get_state()
-    states["numpy"] = torch.tensor([*np.asarray(words).tolist(), *rest], dtype=torch.float64)
-    _, words, gauss = random.getstate()
-    states["Python"] = torch.tensor([*words, gauss or 0.0], dtype=torch.float64)
-    return states
+def _first_difference(expected: list[Value], values: Iterator[Value]) -> tuple[int, Difference] | None:
+    """Return the number of the first value that differs, and how; None if all have the same bits."""
+    for index, (value, other) in enumerate(zip(expected, values, strict=False)):
+        found = difference(value, other)
+        if found is not None:
+            return index, found
+    return None
 
 
-def _digest(tensor: Tensor) -> int:
-    """Return a number that depends on all bits of a tensor and on their order."""
-    return hash(bits(elements_of(tensor)).cpu().numpy().tobytes())
-
-
-def _inputs(batch: ModelInputs) -> Iterator[tuple[str, Any]]:
-    return named("input", dict(enumerate(batch[0])) | batch[1])
-
-
-def _has_memory(value: Any) -> bool:
-    """Return whether a value is a tensor with elements, strides and an address."""
-    return (
-        isinstance(value, Tensor)
-        and value.layout is torch.strided
-        and not (value.is_nested or is_wrapper(value))
-        and value.numel() > 0
-    )
-
-
-def _others(batch: ModelInputs, number: int, part: int) -> Iterator[ModelInputs]:
+def _other_batches(batch: ModelInputs, number: int, part: int) -> Iterator[ModelInputs]:
     """Yield other batches, of 1 / ``part`` of the size, whose labels, masks and probabilities are as valid.
 
     The first is rolled by ``number`` places along the first dimension with several elements, in all tensors that have
@@ -466,29 +389,6 @@ def _others(batch: ModelInputs, number: int, part: int) -> Iterator[ModelInputs]
             yield copied(batch, partial(change, rolls=rolls))
 
 
-def _matched(named: dict[str, Tensor], others: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Return the parameters or buffers of a variant under the names that they have in the network.
-
-    A wrapper changes names and keeps the order. Raises ConfigError if numbers, shapes or types differ.
-    """
-    pairs = [(name, name) for name in named] if named.keys() == others.keys() else [*zip(named, others, strict=False)]
-    wrong = [
-        f"{other} of shape {tuple(others[other].shape)} instead of {name} of shape {tuple(named[name].shape)}"
-        for name, other in pairs
-        if named[name].shape != others[other].shape
-    ]
-    if len(named) != len(others):
-        only = [f"{name} only in the variant" for name in others.keys() - named.keys()]
-        wrong = [f"{len(others)} instead of {len(named)}", *only]
-    if wrong:
-        raise ConfigError(
-            f"the variant has other parameters or buffers than the network: {join_names(wrong)}",
-            WHERE,
-            "keep their number, order and shapes",
-        )
-    return {name: others[other] for name, other in pairs}
-
-
 def _check_trainable(model: nn.Module, *inputs: Any) -> None:
     """Raise ConfigError if a network has no values or is frozen, or if it or an input cannot be copied."""
     tensors = [*model.parameters(), *model.buffers()]
@@ -496,7 +396,7 @@ def _check_trainable(model: nn.Module, *inputs: Any) -> None:
         raise ConfigError("the network has lazy parameters without a shape", WHERE, "run one forward pass first")
     if any(each.is_meta for each in (*tensors, *tensors_in(inputs))):
         raise ConfigError("the network or an input is on the meta device", WHERE, "move both to a CPU or GPU")
-    if not _trained(model):
+    if not _trained_parameters(model):
         raise ConfigError("no parameter requires gradients", WHERE, "train some of the parameters")
     results = [
         f"{name}.{key}".lstrip(".")
@@ -542,21 +442,9 @@ def _scalar(loss: Callable[[Any], Any], output: Any) -> Tensor:
     return found
 
 
-def _nodes_from(node: Any, known: Container[Any]) -> Iterator[Any]:
-    """Yield a node of autograd and what it depends on, up to known nodes."""
-    seen, waiting = set(), [node]
-    while waiting:
-        node = waiting.pop()
-        if node is None or node in seen or node in known:
-            continue
-        seen.add(node)
-        yield node
-        waiting += [each for each, _ in node.next_functions]
-
-
-def _itself(model: nn.Module) -> nn.Module:
+def _unchanged_network(model: nn.Module) -> nn.Module:
     return model
 
 
-def _trained(model: nn.Module) -> list[nn.Parameter]:
+def _trained_parameters(model: nn.Module) -> list[nn.Parameter]:
     return [each for each in model.parameters() if each.requires_grad]

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from operator import itemgetter
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -43,6 +42,7 @@ class Difference(NamedTuple):
     - `value`: such as "gradient of layer1.0.conv1.weight" or "output['logits']".
     - `place`: the first module and operation whose values differ, such as "layer1.0.bn1 (BatchNorm2d), in backward:
       NativeBatchNormBackward0"; "" if the variant runs other operations than plain training, as a compiled network.
+    - `scenario`: the way to train in which the value differs, such as "second derivatives"; "" in the steps.
     - `differing`, `size`: elements that differ, and elements in all.
     - `largest`: the largest absolute difference; NaN if there is none, as between NaN and a number.
     - `kinds`: the two values if they are not tensors of the same kind, such as "False instead of True"; otherwise "".
@@ -55,9 +55,10 @@ class Difference(NamedTuple):
     size: int
     largest: float
     kinds: str = ""
+    scenario: str = ""
 
     def __str__(self) -> str:
-        when = f"step {self.step}" if self.step else "evaluation"
+        when = self.scenario or (f"step {self.step}" if self.step else "evaluation")
         where = f"\n  first in {self.place}" if self.place else ""
         elements = f"{self.differing:,} of {self.size:,} elements differ, at most by {self.largest:.2g}"
         return f"{when}, {self.value}: {self.kinds or elements}{where}"
@@ -123,7 +124,7 @@ def _items(value: Any) -> list[tuple[str, Any]]:
     if isinstance(value, Tensor):
         return [(f"[{index}]", each) for index, each in enumerate(value.unbind())] if value.is_nested else []
     if isinstance(value, Mapping):
-        return sorted(((f"[{key!r}]", each) for key, each in value.items()), key=itemgetter(0))
+        return [(f"[{key!r}]", each) for key, each in value.items()]  # whose order is compared
     if isinstance(value, (set, frozenset)):
         return [(f"{{{each!r}}}", each) for each in sorted(value, key=repr)]
     fields = getattr(value, "_fields", ())  # of a named tuple
