@@ -618,7 +618,7 @@ class GeluOfDetached(torch.autograd.Function):
 
 
 class TwoLinears(torch.autograd.Function):
-    """Keeps the input of two layers once, and takes the gradients that it receives for those of the first layers."""
+    """Keeps the input of two layers once, and assigns the gradients that it receives to the first layers."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, a: Tensor, a_bias: Tensor, b: Tensor, b_bias: Tensor) -> tuple[Tensor, Tensor]:

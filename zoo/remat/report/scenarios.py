@@ -1,4 +1,4 @@
-"""Ordinary ways to train a network, in each of which `zoo.check` compares a variant with plain training.
+"""Ordinary ways to train a network, in which `zoo.check` compares a variant with plain training.
 
 Tested by tests/remat/report/test_check.py and tests/remat/report/test_check_tricks.py.
 """
