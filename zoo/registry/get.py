@@ -210,7 +210,7 @@ def _build(spec: NetworkSpec, request: _Request) -> Any:
         num_classes = spec.given().get("num_classes")  # the default is the package's own
         options = {**spec.options, **how.model_dump(exclude_defaults=True)}
         external: Any = build_external(spec.arch, num_classes=num_classes, memory=spec.memory, **options)
-        external.built_as = None if num_classes is None else spec.without_pretrained()
+        external.built_as = spec.without_pretrained()
         return external
     model = build_network(spec, request.norm, features_only=how.features_only)
     model.built_as = None if request.norm else spec

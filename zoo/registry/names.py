@@ -61,14 +61,20 @@ class Resolved:
     def with_weights(self, weights: str | os.PathLike[str]) -> Resolved:
         """Return this network with the content of a weights file, or of published weights.
 
-        The file's description of an architecture completes the name. Raises WeightsError if it is another network.
+        The file's description of an architecture completes the name; without a description, an architecture gets the
+        file's number of classes. Raises WeightsError if it is another network.
         """
         from zoo.weights import read_weights
         from zoo.weights.description import check_same_network
+        from zoo.weights.load_file import count_classes
 
         stored = read_weights(weights)
-        if self.experiment is not None or stored.spec is None:
+        if self.experiment is not None:
             return replace(self, stored=stored)
+        if stored.spec is None:
+            num_classes = count_classes(stored.state_dict, self.network, escape(stored.path))
+            spec = self.network.changed(num_classes=num_classes) if num_classes else self.network
+            return replace(self, spec=spec, stored=stored)
         check_same_network(stored.spec, {"arch": self.network.arch}, stored.path, "the name")
         return replace(self, spec=stored.spec, experiment=stored.experiment, stored=stored)
 

@@ -75,7 +75,8 @@ def load_state_dict(model: nn.Module, state_dict: Mapping[str, Tensor], *, sourc
     of_file = {key: tensor.to(of_network[key].dtype) for key, tensor in used.items()}
     model.load_state_dict(complete | of_file)
     report = LoadReport(source, len(of_file), classifier)
-    _log(report, state_dict, of_network)
+    key = classifier_of(of_network).weight
+    log_classifier(report, num_outputs(state_dict, source, key), num_outputs(of_network, source, key))
     _warn_of_negative_scales(model, of_file, source)
     return report
 
@@ -154,7 +155,7 @@ def _matched(
     unchanged = {key: tensor for key, tensor in of_network.items() if key.startswith(unused)}
     counters = {key: torch.zeros_like(tensor) for key, tensor in of_network.items() if key.endswith(COUNTER)}
     complete = counters | of_file | unchanged
-    _check_same(complete, of_network, type(model).__name__, source)
+    _check_same(complete, of_network, model, source)
     return of_file, complete, classifier
 
 
@@ -190,7 +191,7 @@ def _differ_in_classes_only(of_file: Mapping[str, Tensor], of_network: Mapping[s
     return weight.shape[1:] == own_weight.shape[1:] and weight.shape != own_weight.shape
 
 
-def _check_same(of_file: Mapping[str, Tensor], of_network: Mapping[str, Tensor], model_name: str, source: str) -> None:
+def _check_same(of_file: Mapping[str, Tensor], of_network: Mapping[str, Tensor], model: nn.Module, source: str) -> None:
     """Raise a WeightsError that names all differences, grouped by kind."""
     common = [key for key in of_network if key in of_file]
     differences = {
@@ -209,12 +210,12 @@ def _check_same(of_file: Mapping[str, Tensor], of_network: Mapping[str, Tensor],
     }
     if not any(differences.values()):
         return
-    lines = [f"{source}: does not fit {model_name}, which was not changed:"]
+    lines = [f"{source}: does not fit {type(model).__name__}, which was not changed:"]
     lines += [f"  {kind} ({len(keys)}): {join_names(keys, MAX_KEYS)}" for kind, keys in differences.items() if keys]
-    raise WeightsError("\n".join([*lines, f"  {_advice(of_file, of_network)}"]))
+    raise WeightsError("\n".join([*lines, f"  {_advice(of_file, of_network, model)}"]))
 
 
-def _advice(of_file: Mapping[str, Tensor], of_network: Mapping[str, Tensor]) -> str:
+def _advice(of_file: Mapping[str, Tensor], of_network: Mapping[str, Tensor], model: nn.Module) -> str:
     """Return what to do with a file that does not fit."""
     if is_segmentation(of_file) and not is_segmentation(of_network):
         return (
@@ -239,7 +240,8 @@ def _advice(of_file: Mapping[str, Tensor], of_network: Mapping[str, Tensor]) -> 
             f"the keys have the prefix {prefix!r} of a module around the network, such as Lightning's: save the "
             "state dict of the network inside of it"
         )
-    return "pass the file of this architecture, or build the network with the file's options (input_3x3, norm)"
+    arguments = "options (input_3x3, norm)" if isinstance(model, Network) else "number of classes and other arguments"
+    return f"pass the file of this architecture, or build the network with the file's {arguments}"
 
 
 def _kind(tensor: Tensor) -> str:
@@ -248,15 +250,14 @@ def _kind(tensor: Tensor) -> str:
     return "real" if tensor.is_floating_point() else "whole"
 
 
-def _log(report: LoadReport, of_file: Mapping[str, Tensor], of_network: Mapping[str, Tensor]) -> None:
+def log_classifier(report: LoadReport, num_in_file: int, num_own: int) -> None:
+    """Log that the classifier of a file was not loaded; the arguments are the classes of the file and the network."""
     if report.classifier == "dropped":
         logger.info("%s: the classifier was not loaded because the network has none", report.source)
     if report.classifier == "kept":
-        key = classifier_of(of_network).weight
-        num_given, num_own = len(of_file[key]), len(of_network[key])
         logger.warning(
             "%s: the classifier has %d classes and the network %d: the network keeps its initial classifier",
-            report.source, num_given, num_own,
+            report.source, num_in_file, num_own,
         )  # fmt: skip
 
 

@@ -6,16 +6,17 @@ Tested by tests/weights/test_load.py and tests/weights/test_deeplab.py.
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from dataclasses import replace
 
-from torch import nn
+from torch import Tensor, nn
 
 from zoo.config.network import NetworkSpec
-from zoo.errors import escape
+from zoo.errors import ConfigError, escape
 from zoo.models.build import build_on_meta
 from zoo.models.segmentation import SegmentationNetwork
 from zoo.weights.description import ASKED_BY_NETWORK, check_same_network, settings_of_network
-from zoo.weights.load import LoadReport, is_segmentation, load_state_dict
+from zoo.weights.load import LoadReport, is_segmentation, load_state_dict, log_classifier, num_outputs
 from zoo.weights.stored import StoredWeights
 
 logger = logging.getLogger("zoo")
@@ -34,36 +35,73 @@ def load_stored(model: nn.Module, stored: StoredWeights, asked_by: str = ASKED_B
         return load_body(model, stored, asked_by)
     built_as = getattr(model, "built_as", None)
     if built_as is not None and stored.spec is not None:
-        if built_as.is_external:
-            return _load_external(model, built_as, stored, stored.spec, asked_by)
-        check_same_network(stored.spec, settings_of_network(built_as), stored.path, asked_by)
+        wanted = {"arch": built_as.arch} if built_as.is_external else settings_of_network(built_as)
+        check_same_network(stored.spec, wanted, stored.path, asked_by)
+    if built_as is not None and built_as.is_external:
+        return _load_external(model, built_as, stored)
     return load_state_dict(model, stored.state_dict, source=escape(stored.path))
 
 
-def _load_external(
-    model: nn.Module, built_as: NetworkSpec, stored: StoredWeights, spec: NetworkSpec, asked_by: str
-) -> LoadReport:
-    """Load a checkpoint into an external network. A classifier with other classes is dropped, with a warning.
+def count_classes(state_dict: Mapping[str, Tensor], spec: NetworkSpec, source: str) -> int:
+    """Return the number of classes of a state dict for the network of ``spec``, 0 if it has no classifier.
 
-    If the numbers of classes differ, the classifier is determined as the tensors whose shapes differ.
+    Raises WeightsError, naming ``source``, as `num_outputs` does.
     """
-    source = escape(stored.path)
-    check_same_network(spec, {"arch": built_as.arch}, stored.path, asked_by)
-    if spec.num_classes == built_as.num_classes:
-        return replace(load_state_dict(model, stored.state_dict, source=source), classifier="loaded")
-    of_file, of_network = (
-        build_on_meta(spec.model_copy(update={"num_classes": num_classes})).state_dict()
-        for num_classes in (spec.num_classes, built_as.num_classes)
-    )
-    unused = {key for key, like in of_file.items() if key not in of_network or of_network[key].shape != like.shape}
-    own = {key: tensor for key, tensor in model.state_dict().items() if key in unused}
-    used = {key: tensor for key, tensor in stored.state_dict.items() if key not in unused}
-    report = load_state_dict(model, {**used, **own}, source=source)
-    logger.warning(
-        "%s: the classifier was dropped because it has %d classes, and the network %d%s",
-        source, spec.num_classes, built_as.num_classes, "; the network keeps its initial classifier" if own else "",
-    )  # fmt: skip
-    return replace(report, num_loaded=len(used), classifier="kept" if own else "dropped")
+    if not spec.is_external:
+        return num_outputs(state_dict, source)
+    return _count_classes(state_dict, *_with_two_and_three_classes(spec))
+
+
+def _load_external(model: nn.Module, built_as: NetworkSpec, stored: StoredWeights) -> LoadReport:
+    """Load a file into the network of another package. A classifier with other classes is not loaded.
+
+    A network without classifier, such as a headless one of timm, may also lack the layers before the classifier.
+    """
+    source, own, of_file = escape(stored.path), model.state_dict(), stored.state_dict
+    two, three = _with_two_and_three_classes(built_as)
+    num_own, num_in_file = _count_classes(own, two, three), _count_classes(of_file, two, three)
+    if num_in_file in (0, num_own):
+        report = load_state_dict(model, of_file, source=source)
+        return replace(report, classifier="loaded" if num_own else "none")
+    unused = _keys_of_classifier(two, three) if num_own else two.keys() - own.keys()
+    used = {key: tensor for key, tensor in of_file.items() if key not in unused}
+    initial = {key: tensor for key, tensor in own.items() if key in unused}
+    report = load_state_dict(model, {**used, **initial}, source=source)
+    report = replace(report, num_loaded=len(used), classifier="kept" if num_own else "dropped")
+    log_classifier(report, num_in_file, num_own)
+    return report
+
+
+def _with_two_and_three_classes(spec: NetworkSpec) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """Return state dicts of an external network with 2 and 3 classes, on the meta device.
+
+    They differ in the classifier, which has another name in each network. Both are empty if the number of classes is no
+    argument of the network's builder.
+    """
+    try:
+        two, three = (build_on_meta(spec.model_copy(update={"num_classes": number})) for number in (2, 3))
+    except ConfigError:
+        return {}, {}
+    return two.state_dict(), three.state_dict()
+
+
+def _keys_of_classifier(two: Mapping[str, Tensor], three: Mapping[str, Tensor]) -> set[str]:
+    return {key for key in two if two[key].shape != three[key].shape}
+
+
+def _count_classes(state_dict: Mapping[str, Tensor], two: Mapping[str, Tensor], three: Mapping[str, Tensor]) -> int:
+    """Return the number of classes with which all tensors of the classifier have their shape; 0 if there is none.
+
+    A tensor may have several rows per class, as the boxes of a detector have.
+    """
+    numbers = set()
+    for key in _keys_of_classifier(two, three):
+        shape, rows = state_dict[key].shape if key in state_dict else (), len(two[key])
+        rows_per_class = len(three[key]) - rows
+        if not shape or shape[1:] != two[key].shape[1:] or not rows_per_class or (shape[0] - rows) % rows_per_class:
+            return 0
+        numbers.add(2 + (shape[0] - rows) // rows_per_class)
+    return max(0, *numbers) if len(numbers) == 1 else 0
 
 
 def load_body(model: SegmentationNetwork, stored: StoredWeights, asked_by: str = ASKED_BY_NETWORK) -> LoadReport:
