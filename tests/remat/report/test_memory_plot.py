@@ -38,6 +38,49 @@ def test_plot_is_written(tmp_path: Path) -> None:
         assert image.width > 600
 
 
+@pytest.fixture(scope="module")
+def report() -> zoo.MemoryReport:
+    pytest.importorskip("matplotlib")
+    return zoo.memory_report(nn.Linear(2, 2), torch.randn(2, 2))
+
+
+@pytest.mark.parametrize(
+    ("name", "magic"),
+    [
+        ("memory.pdf", b"%PDF"),
+        ("memory.svg", b"<?xml"),
+        ("memory.PNG", b"\x89PNG"),
+        ("run.1/memory.jpg", b"\xff\xd8\xff"),
+        ("memory.v2.jpeg", b"\xff\xd8\xff"),
+        ("memory.eps", b"%!PS"),
+    ],
+)
+def test_plot_has_format_of_suffix(name: str, magic: bytes, report: zoo.MemoryReport, tmp_path: Path) -> None:
+    report.plot(tmp_path / name)
+    assert (tmp_path / name).read_bytes().startswith(magic)
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [("memory.xyz", r"'\.xyz' .*\.pdf"), ("memory", "no suffix"), (".png", "no suffix"), ("a.", "suffix")],
+)
+def test_unknown_suffix_raises_and_writes_nothing(
+    name: str, words: str, report: zoo.MemoryReport, tmp_path: Path
+) -> None:
+    with pytest.raises(ConfigError, match=words):
+        report.plot(tmp_path / name)
+    assert not list(tmp_path.iterdir())
+
+
+def test_plot_without_path_is_shown_in_notebook(report: zoo.MemoryReport) -> None:
+    from matplotlib.figure import Figure
+
+    figure = report.plot()
+    assert isinstance(figure, Figure)
+    assert figure._repr_png_().startswith(b"\x89PNG")  # what IPython asks for
+    figure.axes[0].set_title("ResNet-50")  # the figure can be changed
+
+
 def test_plot_without_measured_step_or_matplotlib_raises(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     frozen = nn.Linear(2, 2).requires_grad_(False)
     with pytest.raises(ConfigError, match="no training step was measured"):

@@ -12,14 +12,17 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
-from zoo.errors import ConfigError
+from zoo.errors import ConfigError, join_names
 from zoo.files import write_bytes
 from zoo.remat.memory_use import StorageLog, totals_of
 from zoo.torch_internals.data import observer
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 # Pictures are transparent, and their colors can be read on white and on the dark pages of the documentation.
 GRAY, BLUE, ORANGE = "#7E7E86", "#2A7FC0", "#D55E00"
@@ -32,6 +35,7 @@ STYLE: Any = {
 LINE_COLORS = (ORANGE, BLUE)  # plain, lean
 WIDTH, HEIGHT = 7, 3.6  # inches; a page shows an inch in about 100 pixels
 MIN_SHARE = 0.04  # of forward between two names on the axis
+FORMATS = ("pdf", "svg", "png", "jpg", "jpeg", "webp", "tif", "tiff", "eps", "ps")  # that matplotlib writes by itself
 
 
 @dataclass
@@ -74,10 +78,10 @@ class Timeline:
         return change / end if change <= end else 1 + (change - end) / max(1, len(self.bytes) - 1 - end)
 
 
-def draw_timelines(title: str, timelines: Mapping[str, Timeline], path: Path) -> None:
-    """Write a plot of timelines, each with its peak; the names of modules stand where they start in the first one.
+def draw_timelines(title: str, timelines: Mapping[str, Timeline]) -> Figure:
+    """Return a plot of timelines, each with its peak; the names of modules stand where they start in the first one.
 
-    Raises ConfigError if matplotlib is not installed.
+    Notebooks show the figure. Raises ConfigError if matplotlib is not installed.
     """
     try:
         from matplotlib import rc_context
@@ -85,9 +89,15 @@ def draw_timelines(title: str, timelines: Mapping[str, Timeline], path: Path) ->
         from matplotlib.figure import Figure
     except ImportError as error:
         raise ConfigError("plots need matplotlib", "MemoryReport.plot", "pip install matplotlib") from error
-    content = io.BytesIO()
+
+    class InlineFigure(Figure):
+        """A figure that notebooks show even if pyplot is not imported."""
+
+        def _repr_png_(self) -> bytes:
+            return _encoded(self, "png")
+
     with rc_context(STYLE):
-        figure = Figure((WIDTH, HEIGHT), layout="constrained")
+        figure = InlineFigure((WIDTH, HEIGHT), layout="constrained")
         FigureCanvasAgg(figure)
         axes = figure.add_subplot()
         for (name, timeline), color in zip(timelines.items(), LINE_COLORS, strict=False):
@@ -121,5 +131,28 @@ def draw_timelines(title: str, timelines: Mapping[str, Timeline], path: Path) ->
         axes.set_ylabel("tensors in memory, MB")
         axes.set_title(title, pad=18)
         axes.legend(loc="upper left")
-        figure.savefig(content, format="png")
-    write_bytes(path, content.getvalue())
+    return figure
+
+
+def format_of(path: Path) -> str:
+    """Return the format of a picture, the suffix of its file name; ConfigError unless matplotlib writes it."""
+    suffix = path.suffix.removeprefix(".").lower()
+    if suffix not in FORMATS:
+        what = f"{path.suffix!r} is not the suffix of a picture" if suffix else "the file name has no suffix"
+        raise ConfigError(what, path, f"use one of {join_names(f'.{each}' for each in FORMATS)}")
+    return suffix
+
+
+def save(figure: Figure, path: Path) -> None:
+    """Write a figure in the format of the suffix of ``path``."""
+    write_bytes(path, _encoded(figure, format_of(path)))
+
+
+def _encoded(figure: Figure, kind: str) -> bytes:
+    """Return a figure as a transparent picture of a format."""
+    from matplotlib import rc_context
+
+    content = io.BytesIO()
+    with rc_context(STYLE):
+        figure.savefig(content, format=kind)
+    return content.getvalue()

@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager, nullco
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import nn
@@ -26,10 +26,13 @@ from zoo.remat.meta_attention import kernel_device, meta_attention
 from zoo.remat.planning import count_peak, plan
 from zoo.remat.report.block_checkpointing import blocks_checkpointed, blocks_of
 from zoo.remat.report.fit import Fit, Subject
-from zoo.remat.report.memory_plot import Timeline, draw_timelines
+from zoo.remat.report.memory_plot import Timeline, draw_timelines, format_of, save
 from zoo.remat.trial import as_leaf, clone, trained_outputs, unchanged
 from zoo.tables import Cell, markdown_table
 from zoo.torch_internals.data import observer, tensors_of, tree_map
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 MEGA = 1e6
 NUM_MODULES = 5  # rows of the printed report
@@ -156,19 +159,25 @@ class MemoryReport:
             raise ConfigError("the report has no network", "MemoryReport.largest_batch")
         return self.subject.largest_batch(memory, is_plain=plain, copies=optimizer_states)
 
-    def plot(self, path: str | os.PathLike[str]) -> None:
-        """Write a PNG plot of the bytes of tensors over a training step, plain and lean, with both peaks.
+    def plot(self, path: str | os.PathLike[str] | None = None) -> Figure:
+        """Return a plot of the bytes of tensors over a training step, plain and lean, with both peaks.
 
         Time is the number of allocations and deallocations. The modules directly under the network are named where
-        their forward starts.
+        their forward starts. A notebook shows the figure. With a ``path`` the plot is written in the format of its
+        suffix, such as .pdf, .svg or .png.
 
-        Raises ConfigError if no step was measured, or if matplotlib is not installed.
+        Raises ConfigError for another suffix, if no step was measured, or if matplotlib is not installed.
         """
+        if path is not None:
+            format_of(Path(path))
         if not self.timelines:
             raise ConfigError(
                 "no training step was measured", "MemoryReport.plot", "make the report without a budget in bytes"
             )
-        draw_timelines("memory of a training step", self.timelines, Path(path))
+        figure = draw_timelines("memory of a training step", self.timelines)
+        if path is not None:
+            save(figure, Path(path))
+        return figure
 
     @property
     def plain(self) -> int:
