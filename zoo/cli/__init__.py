@@ -20,7 +20,7 @@ from zoo.cli.data import DATA
 from zoo.cli.doctor import Doctor
 from zoo.cli.fetch import Fetch
 from zoo.cli.list_networks import List
-from zoo.cli.options import Command, Group, add_options, parsed, whole_number
+from zoo.cli.options import Command, Group, add_options, parse_all, parsed, whole_number
 from zoo.cli.predict import Predict
 from zoo.cli.push import Push
 from zoo.cli.quickstart import Quickstart
@@ -60,7 +60,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     parser = build_parser()
     words = _arguments(parser, argv)
-    args = parser.parse_args(words)
+    args = parse_all(parser, words)
     if "command" not in args:
         parser.print_help(sys.stderr)
         parser.exit(EXIT_USER_ERROR)
@@ -72,7 +72,7 @@ def run_script(command: type[Command], argv: Sequence[str] | None = None) -> int
     parser = argparse.ArgumentParser(description=_descriptions(command)[1])
     add_options(parser, command)
     words = _arguments(parser, argv)
-    return _run(parser.parse_args(words), shlex.join([sys.argv[0], *words]))
+    return _run(parse_all(parser, words), shlex.join([sys.argv[0], *words]))
 
 
 def _arguments(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> list[str]:
@@ -163,4 +163,4 @@ def _print_error(args: argparse.Namespace, message: str) -> None:
     if args.debug:
         traceback.print_exc()
     # A message may have several lines. Other control characters are escaped.
-    print(f"{args.prog}:", "\n".join(map(escape, message.split("\n"))), file=sys.stderr)
+    print(f"{args.parser.prog}:", "\n".join(map(escape, message.split("\n"))), file=sys.stderr)

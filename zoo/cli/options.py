@@ -23,12 +23,13 @@ from __future__ import annotations
 
 import argparse
 import ast
+import difflib
 import functools
 import inspect
 import os
 import sys
 import types
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -87,6 +88,12 @@ class Command:
 
     command_line: str = field(default="", metadata={"hidden": True})
 
+    @classmethod
+    def hint(cls, name: str, options: Iterable[str]) -> str:
+        """Return what to write instead of the unknown option ``--name``; empty if none of the ``options`` is near."""
+        near = difflib.get_close_matches(name, options, 1)
+        return f"the nearest is --{near[0]}" if near else ""
+
     def run(self) -> int:
         """Run the command and return its exit code."""
         raise NotImplementedError
@@ -119,7 +126,7 @@ def add_options(parser: argparse.ArgumentParser, command: type[Command]) -> None
             optional = "*" if "nargs" in settings else "?"
             parser.add_argument(each.name, default=each.default, **{**settings, "nargs": optional})
     parser.add_argument("--debug", action="store_true", help="Show the traceback of an error")
-    parser.set_defaults(command=command, prog=parser.prog)
+    parser.set_defaults(command=command, parser=parser)
 
 
 def parsed(command: type[CommandT], args: argparse.Namespace, command_line: str) -> CommandT:
@@ -127,6 +134,31 @@ def parsed(command: type[CommandT], args: argparse.Namespace, command_line: str)
     values = {each.name: getattr(args, each.name) for each in _options(command)}
     values = {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
     return command(**values, command_line=command_line)
+
+
+def parse_all(parser: argparse.ArgumentParser, words: Sequence[str]) -> argparse.Namespace:
+    """Return the parsed words; unknown ones are an error of the command's own parser, with hints."""
+    args, unknown = parser.parse_known_args(words)
+    if not unknown:
+        return args
+    if "command" not in args:
+        parser.error(f"unrecognized arguments: {' '.join(unknown)}")
+    options = _long_names(args.command)
+    names = dict.fromkeys(word[2:].partition("=")[0] for word in unknown if word.startswith("--"))
+    hints = [f"--{name}: {hint}" for name in names if (hint := args.command.hint(name, options))]
+    args.parser.error("; ".join([f"unrecognized arguments: {' '.join(unknown)}", *hints]))
+
+
+def _long_names(command: type[Command]) -> list[str]:
+    """Return the names of a command's options, without dashes."""
+    return [
+        next(
+            (name[2:] for name in each.metadata.get("names", ()) if name.startswith("--")),
+            each.name.replace("_", "-"),
+        )
+        for each in _options(command)
+        if "positional" not in each.metadata
+    ]
 
 
 def _options(command: type[Command]) -> list[Field[Any]]:

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import argparse
+import json
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated, Any
 
 from zoo.cli.options import (
     Command,
@@ -17,6 +21,17 @@ from zoo.cli.options import (
 )
 
 RUNS_DIR = Path("runs")
+
+
+def parse_setting(text: str) -> tuple[str, Any]:
+    """Return key and value of KEY=VALUE; a value that is not JSON is text."""
+    key, equals, value = text.partition("=")
+    if not key or not equals:
+        raise argparse.ArgumentTypeError(f"{text!r} is not KEY=VALUE, such as optimizer.learning_rate=0.1")
+    try:
+        return key, json.loads(value)
+    except (ValueError, RecursionError):
+        return key, value
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,6 +54,11 @@ class Train(Command, ProcessOptions):
     weights: str | None = option(metavar="FILE")
     """Weights file to start from instead of random weights. A segmentation network takes a classifier's weights into
     its body."""
+    settings: tuple[Annotated[tuple[str, Any], parse_setting], ...] = option(
+        "--set", action="append", nargs=None, metavar="KEY=VALUE"
+    )
+    """Replace one setting of the experiment, such as optimizer.learning_rate=0.1; can be repeated. VALUE is JSON or
+    text; zoo settings lists the keys."""
     epochs: Positive | None = None
     """Train for N epochs instead of the experiment's optimizer.schedule.epochs. With --resume, more epochs than before
     extend the run, also a finished one."""
@@ -59,6 +79,12 @@ class Train(Command, ProcessOptions):
     """Write histograms of the classifier and the last norm (parameters whose names contain fc or bn_out) to TensorBoard
     every 10 steps."""
 
+    @classmethod
+    def hint(cls, name: str, options: Iterable[str]) -> str:
+        from zoo.config.setting_hints import hint_for
+
+        return hint_for(name, options, "--", lambda key: f"--set {key}=VALUE")
+
     def run(self) -> int:
         from zoo.config.parse import parse_experiment
         from zoo.data.named import open_data
@@ -67,7 +93,10 @@ class Train(Command, ProcessOptions):
         from zoo.run.training import train_experiment
 
         data, log_dir = open_data(self.data), self.log_dir or RUNS_DIR / Path(self.config).name.removesuffix(".json")
-        config = experiment_for(self.config, data, self.epochs, self.batch_size, self.memory, replicas=self.replicas)
+        config = experiment_for(
+            self.config, data, self.epochs, self.batch_size, self.memory,
+            replicas=self.replicas, replaced=dict(self.settings or ()),
+        )  # fmt: skip
         if self.seed is not None:
             config = parse_experiment({**config.model_dump(mode="json"), "seed": self.seed}, f"seed {self.seed}")
         with open_process(self.dist_backend) as process:

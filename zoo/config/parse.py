@@ -6,7 +6,8 @@ import difflib
 import json
 import logging
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from copy import deepcopy
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -127,6 +128,36 @@ def _places() -> dict[str, dict[str, None]]:
             for alias in setting.aliases:
                 places.setdefault(alias, {})[f"{setting.name} (alias {alias})"] = None
     return places
+
+
+def settings_named(key: str) -> tuple[str, ...]:
+    """Return the dotted names of the settings whose last key, or an alias of it, is ``key``."""
+    return tuple(place.partition(" ")[0] for place in _places().get(key, ()) if "." in place)
+
+
+def replace_settings(content: dict[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings of an experiment with values replaced; the keys of ``changes`` are dotted.
+
+    Aliases are accepted. Nothing is validated, except that a key is inside of sections: ConfigError if it is not.
+    """
+    content = deepcopy(content)
+    aliases = {
+        f"{setting.name.rpartition('.')[0]}.{alias}": setting.name
+        for section in describe_settings()
+        for setting in section.settings
+        for alias in setting.aliases
+    }
+    for key, value in changes.items():
+        *sections, last = aliases.get(key, key).split(".")
+        inner = content
+        for section in sections:
+            if inner.get(section) is None:
+                inner[section] = {}
+            inner = inner[section]
+            if not isinstance(inner, dict):
+                raise ConfigError(f"{section} is a setting, not a section", key, "zoo settings lists all settings")
+        inner[last] = value
+    return content
 
 
 def _with_nearest(problem: Problem) -> Problem:

@@ -222,6 +222,5 @@ class Schedule(Section):
     def _too_long(self, key: str, value: float) -> str:
         return (
             f"should be less than epochs, which is {self.epochs}; train longer, such as with --epochs "
-            f"{math.floor(value) + 1}, or reduce {key}, such as to {self.epochs / 10:g}, in a copy of the experiment, "
-            "which zoo show NAME --json prints"
+            f"{math.floor(value) + 1}, or reduce {key}, such as to {self.epochs / 10:g}, with --set"
         )

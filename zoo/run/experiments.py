@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from zoo.config.architectures import LEAN, architecture
 from zoo.config.experiment import Experiment, Input
 from zoo.config.network import NetworkSpec
-from zoo.config.parse import load_experiment, parse_experiment
+from zoo.config.parse import load_experiment, parse_experiment, replace_settings
 from zoo.config.section import parse_section
 from zoo.data.dataset import open_classes
 from zoo.data.map_dataset import Datasets, MapDataset, class_names_of
@@ -130,12 +130,13 @@ def experiment_for(
     memory: str | None = None,
     settings: Experiment | Mapping[str, Any] | str | os.PathLike[str] | None = None,
     replicas: int | None = None,
+    replaced: Mapping[str, Any] | None = None,
 ) -> Experiment:
     """Return the experiment with this name or path; for a network, the default experiment with ``settings``.
 
-    The default experiment has the number of classes of ``data``. The other arguments: see `zoo.train`. Raises
-    ConfigError, with the nearest names, for unknown names, for two experiments, and for published weights without the
-    settings of their training.
+    The default experiment has the number of classes of ``data``. ``replaced`` are the ``settings`` of `zoo.train`,
+    which explains the other arguments, too. Raises ConfigError, with the nearest names, for unknown names, for two
+    experiments, and for published weights without the settings of their training.
     """
     if not isinstance(network, (nn.Module, NetworkSpec, Experiment)):
         network = _load_if_named(os.fspath(network))
@@ -144,7 +145,7 @@ def experiment_for(
         if settings is not None:
             what = "two experiments are given"
             raise ConfigError(what, "experiment", "give a network and an experiment, or an experiment alone")
-        return with_changes(network, epochs, batch_size, memory, replicas)
+        return with_changes(network, epochs, batch_size, memory, replicas, replaced)
     if isinstance(settings, (str, os.PathLike)):
         settings = load_experiment(Path(settings))
     if isinstance(settings, Experiment):
@@ -156,7 +157,7 @@ def experiment_for(
             "log folder will hold all of them; zoo train accepts an edited copy of that file",
             network,
         )
-    return with_changes(default_experiment(network, data, settings), epochs, batch_size, memory, replicas)
+    return with_changes(default_experiment(network, data, settings), epochs, batch_size, memory, replicas, replaced)
 
 
 def _check_recipe(experiment: Experiment) -> None:
@@ -183,18 +184,17 @@ def with_changes(
     batch_size: int | None = None,
     memory: str | None = None,
     replicas: int | None = None,
+    replaced: Mapping[str, Any] | None = None,
 ) -> Experiment:
-    """Return the settings with these epochs, batch size, memory strategy and replicas.
+    """Return the settings with these epochs, batch size, memory strategy and replicas, and others by dotted keys.
 
     Raises ConfigError if they do not fit.
     """
-    settings = config.model_dump(mode="json")
-    if epochs is not None:
-        settings["optimizer"]["schedule"]["epochs"] = epochs
-    if batch_size is not None:
-        settings["optimizer"]["batch_size"] = batch_size
-    if replicas is not None:
-        settings["optimizer"]["replicas"] = replicas
-    if memory is not None:
-        settings["network"]["memory"] = memory
-    return parse_experiment(settings, "the changed experiment")
+    options = {
+        "optimizer.schedule.epochs": epochs,
+        "optimizer.batch_size": batch_size,
+        "optimizer.replicas": replicas,
+        "network.memory": memory,
+    }
+    changes = {**(replaced or {}), **{key: value for key, value in options.items() if value is not None}}
+    return parse_experiment(replace_settings(config.model_dump(mode="json"), changes), "the changed experiment")

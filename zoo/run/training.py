@@ -11,8 +11,9 @@ from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
+from inspect import signature
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from torch import nn
 from torch.utils.data import Dataset
@@ -20,6 +21,7 @@ from torch.utils.data import Dataset
 from zoo.config.architectures import ARCHITECTURES, LEAN, is_external
 from zoo.config.experiment import Experiment, check_world_size
 from zoo.config.network import NetworkSpec
+from zoo.config.setting_hints import hint_for
 from zoo.data.classes import check_num_classes, check_same_classes
 from zoo.data.loader import Loader, LoaderOptions
 from zoo.data.map_dataset import Datasets
@@ -83,6 +85,7 @@ def train(
     *,
     log_dir: str | os.PathLike[str],
     experiment: Experiment | Mapping[str, Any] | str | os.PathLike[str] | None = None,
+    settings: Mapping[str, Any] | None = None,
     epochs: int | None = None,
     batch_size: int | None = None,
     replicas: int | None = None,
@@ -93,6 +96,7 @@ def train(
     resume: str | None = None,
     weights: str | None = None,
     log_hist: bool = False,
+    **unknown: NoReturn,
 ) -> TrainingResult:
     """Train a network on a data set or a folder, and return it with its scores.
 
@@ -118,6 +122,7 @@ def train(
       of an experiment file, which replace the default ones. The default is `DEFAULT_OPTIMIZER`: SGD with
       Nesterov momentum takes batches of 64 images; the rate rises to 0.025 in half an epoch, and falls along a cosine
       to 0 after 30 epochs.
+    - `settings`: single settings instead of the experiment's, by dotted keys: ``{"optimizer.learning_rate": 0.1}``.
     - `epochs`: number of epochs instead of the experiment's; a resumed run with more epochs than before is extended.
     - `batch_size`: images per step, over all processes, instead of the experiment's.
     - `replicas`: ``optimizer.replicas`` instead of the experiment's: any number of processes, up to this one, trains
@@ -130,9 +135,13 @@ def train(
     - `weights`: weights file to start from instead of random weights, as `zoo.load_weights` reads it.
     - `log_hist`: write histograms of the classifier and the last norm to TensorBoard every 10 steps.
 
-    Raises ConfigError, DataError, WeightsError and CheckpointError for files, data and
-    settings that do not fit; NonFiniteLossError; and TrainingInterrupted after a signal, once the state is saved.
+    Raises TypeError for an unknown argument; ConfigError, DataError, WeightsError and CheckpointError for files, data
+    and settings that do not fit; NonFiniteLossError; and TrainingInterrupted after a signal, once the state is saved.
     """
+    for name in unknown:
+        arguments = [each for each in signature(train).parameters if each != "unknown"]
+        hint = hint_for(name, arguments, "", lambda key: f'settings={{"{key}": ...}}')
+        raise TypeError(f"train() got an unexpected keyword argument {name!r}{hint and f'; {hint}'}")
     if not isinstance(data, (str, os.PathLike)):
         images: DataPath | Datasets = Datasets(data, val)
     elif val is None:
@@ -148,7 +157,7 @@ def train(
         what = f"memory = {memory!r}: a network that is built already can only become {LEAN!r}"
         raise ConfigError(what, type(module).__name__, "build it with this strategy, zoo.get(NAME, memory=...)")
     changes: dict[str, Any] = {"epochs": epochs, "batch_size": batch_size, "memory": memory, "replicas": replicas}
-    config = experiment_for(network, images, settings=experiment, **changes)
+    config = experiment_for(network, images, settings=experiment, replaced=settings, **changes)
     with open_process() if process is None else nullcontext(process) as process:
         state = train_experiment(
             config, images, Path(log_dir), process,

@@ -1,0 +1,51 @@
+"""What to write for an option or an argument that does not exist, such as ``--lr``.
+
+Tested by tests/cli/test_setting_hints.py.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Iterable
+
+from zoo.config.parse import settings_named
+
+# Names in other trainers -> settings.
+COMMON_NAMES = {
+    **dict.fromkeys(("lr", "learning_rate"), ("optimizer.learning_rate",)),
+    **dict.fromkeys(("wd", "weight_decay"), ("optimizer.weight_decay",)),
+    **dict.fromkeys(("opt", "optim", "optimizer"), ("optimizer.type",)),
+    **dict.fromkeys(("sched", "scheduler", "lr_scheduler"), ("optimizer.schedule.type",)),
+    **dict.fromkeys(("warmup", "warmup_epochs", "lr_warmup_epochs"), ("optimizer.schedule.warmup_epochs",)),
+    **dict.fromkeys(("crop", "size", "img_size", "image_size", "input_size"), ("input.crop_train", "input.crop_val")),
+    **dict.fromkeys(("amp", "precision", "mixed_precision", "fp16", "bf16"), ("training.amp",)),
+    **dict.fromkeys(("aa", "augment", "auto_augment"), ("input.augment_train",)),
+    **dict.fromkeys(("reprob", "random_erase", "random_erasing"), ("input.random_erasing_train",)),
+    **dict.fromkeys(("smoothing", "label_smoothing"), ("optimizer.label_smoothing",)),
+    **dict.fromkeys(("classes", "num_classes"), ("network.num_classes",)),
+}
+OF_DEVICE = "the environment variable CUDA_VISIBLE_DEVICES chooses the GPUs, and none if it is empty"
+
+
+def hint_for(name: str, options: Iterable[str], write_option: str, write_setting: Callable[[str], str]) -> str:
+    """Return what to write instead of an unknown option ``name``, such as "lr"; empty if nothing is near.
+
+    Args:
+    - `options`: the names of the known options.
+    - `write_option`: what precedes an option, such as "--".
+    - `write_setting`: returns what sets a setting.
+    """
+    name = name.replace("-", "_").lower()
+    if name in ("device", "gpu", "gpus", "cuda", "cpu"):
+        return OF_DEVICE
+    if name == "pretrained":
+        return (
+            f"begin with a file or published weights ({write_option}weights), or for a network of timm or torchvision "
+            f"with the weights of its package: {write_setting('network.options.pretrained')}"
+        )
+    known = {each.replace("-", "_"): each for each in options}
+    if (settings := COMMON_NAMES.get(name) or settings_named(name)) and name not in known:
+        return f"to set {' and '.join(settings)}, write {' '.join(map(write_setting, settings))}"
+    if near := difflib.get_close_matches(name, known, 1):
+        return f"the nearest is {write_option}{known[near[0]]}"
+    return ""
