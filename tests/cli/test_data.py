@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.data.sample_labels import label_map, make_labeled
+from tests.engine.tiny import make_images
 from zoo.cli import main
 
 
@@ -23,6 +24,20 @@ def test_images_of_sound_folder_are_counted(config: Path, tmp_path: Path, capsys
     data = make_labeled(tmp_path / "data", 3, 2)
     assert main(["data", "check", str(config), str(data), "-j", "0"]) == 0
     assert capsys.readouterr().out.splitlines() == ["train: 3 images, 0 faults", "val: 2 images, 0 faults"]
+
+
+@pytest.mark.parametrize("name", ["resnet18", "torchvision:resnet18", "resnet18.json", "imagenet_convnext_tiny"])
+def test_check_takes_what_train_takes(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    data = make_images(tmp_path / "data", num_train=4, num_val=2)
+    if name.endswith(".json"):
+        (tmp_path / name).write_text('{"network": {"arch": "resnet18"}}')
+        name = str(tmp_path / name)
+    (data / "train" / "class0" / "bad.png").write_bytes(b"")
+    assert main(["data", "check", name, str(data), "-j", "0"]) == 2
+    output, error = capsys.readouterr()
+    assert "train: 5 images, 1 fault\n" in output
+    assert "bad.png" in output
+    assert ": 1 fault, listed above;" in error
 
 
 def test_all_faults_are_printed_and_exit_code_is_2(

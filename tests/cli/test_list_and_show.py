@@ -91,3 +91,12 @@ def test_unknown_experiment_suggests_the_nearest_name(capsys: pytest.CaptureFixt
     assert capsys.readouterr().err.count("resnet50_ipabn-sync_lr_512") == 1
     assert main(["show", "no/such/file.json"]) == 2
     assert "no/such/file.json: cannot be read" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("command", "code"), [(["list", "resnet18"], 0), (["list", "mobilenet"], 2)])
+def test_networks_of_other_packages_are_mentioned(
+    command: list[str], code: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(command) == code
+    printed = "".join(capsys.readouterr())
+    assert "torchvision:NAME and timm:NAME" in printed

@@ -258,3 +258,32 @@ def test_transforms_of_a_weights_file_are_its_own(tmp_path):
 def test_pretrained_experiment_without_published_weights_raises():
     with pytest.raises(zoo.WeightsError, match="revnet38_cifar10 has no published weights"):
         zoo.get("revnet38_cifar10", pretrained=True)
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("mobilenet_v3_small", "torchvision:mobilenet_v3_small"),
+        ("convnext_large", "torchvision:convnext_large"),
+        ("swin_v2", "torchvision:swin_v2_b, torchvision:swin_v2_s, torchvision:swin_v2_t"),
+        ("ResNet-18", "nearest names are resnet18"),
+        ("mobilenett", "zoo list shows all networks"),
+    ],
+)
+def test_name_of_other_package_is_recognized(name: str, words: str) -> None:
+    with pytest.raises(zoo.ConfigError, match=rf"called {name};.*{words}"):
+        zoo.get(name)
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("mobilenet_v3_small", "timm:mobilenetv3_small_100"),
+        ("efficientnet_b0", "timm:efficientnet_b0, torchvision:efficientnet_b0"),
+        ("vit_base_patch16_224", "timm:vit_base_patch16_224"),
+    ],
+)
+def test_name_of_timm_is_recognized(name: str, words: str) -> None:
+    pytest.importorskip("timm")
+    with pytest.raises(zoo.ConfigError, match=words):
+        zoo.get(name)

@@ -25,26 +25,28 @@ class DataCheck(Command):
     """Read every image and label map of DATA, and print all that cannot be read."""
 
     config: str = argument("CONFIG")
-    """Experiment to train: its file or name."""
+    """Experiment or architecture to train, as for zoo train."""
     data: DataFolder = argument("DATA")
     """Data set, as for zoo train."""
     workers: WholeNumber = option("-j", default=default_workers(4))
     """Threads that read files (default: number of cores, at most 4)."""
 
     def run(self) -> int:
-        from zoo.config.parse import load_experiment
+        from zoo.config.experiment import Experiment
         from zoo.data.loader import DEFAULT_OPTIONS
         from zoo.data.named import open_data
         from zoo.data.prepare.check import check_images
+        from zoo.run.experiments import default_experiment, load_if_named
         from zoo.run.training import build_loaders
         from zoo.tasks import task_of
 
-        config = load_experiment(self.config)
+        data, named = open_data(self.data), load_if_named(self.config)
+        config = named if isinstance(named, Experiment) else default_experiment(named, data)
         if config.segmentation is not None:  # class-uniform sampling would read all label maps, and draw some images
             segmentation = config.segmentation.model_copy(update={"class_uniform": False})
             config = config.model_copy(update={"segmentation": segmentation})
         num_faults = 0
-        loaders = build_loaders(task_of(config), open_data(self.data), DEFAULT_OPTIONS)
+        loaders = build_loaders(task_of(config), data, DEFAULT_OPTIONS)
         for split, loader in zip(("train", "val"), loaders, strict=True):
             assert loader is not None, "all that a command names has images to validate on"
             faults, absent = check_images(loader.dataset, split, self.workers)

@@ -39,6 +39,7 @@ class List(Command):
             pattern = next((each for each in (word, f"*{word}*") if list_models(each, self.pretrained)), None)
             if pattern is None:
                 hint = nearest(word, list_models(pretrained=self.pretrained), "zoo list shows all")
+                hint += "; networks of torchvision and timm are called torchvision:NAME and timm:NAME"
                 raise ConfigError(f"no network is called {escape(word)!r}", "PATTERN", hint)
             patterns.append(pattern)
         entries = [describe(name) for name in list_models(patterns, self.pretrained)]
@@ -59,7 +60,8 @@ class List(Command):
         print(markdown_table(headers, rows))
         print(
             "Scores: top-1 / top-5 in percent on ImageNet, or mIoU on whole images and their mirror images, as "
-            "published with the weights; zoo show NAME prints more."
+            "published with the weights; zoo show NAME prints more.\n"
+            "torchvision:NAME and timm:NAME are networks of these packages, as in zoo train torchvision:resnet18 DATA."
         )
         return 0
 

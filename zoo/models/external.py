@@ -50,6 +50,28 @@ def list_networks(pattern: str) -> list[str]:
     return matching
 
 
+def similar_names(name: str) -> list[str]:
+    """Return the networks of other packages that ``name`` may stand for, as "PACKAGE:NAME".
+
+    These are the networks of this name, without regard to underscores, then per package at most three whose names begin
+    with it. A package that is not installed has none.
+    """
+    same: list[str] = []
+    longer: list[str] = []
+    for package in NETWORK_PACKAGES:
+        names = _names(package) if find_spec(package) is not None else []
+        starting = [each for each in names if name and squeezed(each).startswith(squeezed(name))]
+        equal = [each for each in starting if squeezed(each) == squeezed(name)]
+        same += [f"{package}:{each}" for each in equal]
+        longer += [f"{package}:{each}" for each in sorted(starting, key=len)[:3] if not equal]
+    return same + longer
+
+
+def squeezed(name: str) -> str:
+    """Return a name in lower case without underscores and hyphens, which packages set differently."""
+    return name.lower().replace("_", "").replace("-", "")
+
+
 def smallest_of_each_family(names: Sequence[str]) -> list[str]:
     """Return the network with the fewest parameters of each family.
 

@@ -17,7 +17,7 @@ from zoo.config.experiment import Experiment, Input
 from zoo.config.network import NetworkSpec
 from zoo.config.parse import experiment_names, find_experiment, load_experiment
 from zoo.config.published import published
-from zoo.errors import ConfigError, WeightsError, escape, nearest
+from zoo.errors import ConfigError, WeightsError, escape, join_names, nearest
 
 if TYPE_CHECKING:
     from zoo.weights import StoredWeights
@@ -180,4 +180,14 @@ def _unknown(name: str) -> ConfigError:
         return ConfigError("there is no such file", name, remedy)
     names = [*ARCHITECTURES, *published(), *experiment_names()]
     what = f"there is no network, experiment or file called {escape(name)}"
-    return ConfigError(what, remedy=nearest(name, names, "zoo list shows all networks"))
+    return ConfigError(what, remedy=_nearest_network(name, names))
+
+
+def _nearest_network(name: str, names: Sequence[str]) -> str:
+    """Return a remedy for an unknown name: networks of timm and torchvision, otherwise the nearest of ``names``."""
+    from zoo.models.external import similar_names, squeezed
+
+    is_own = any(squeezed(each).startswith(squeezed(name)) for each in names)
+    if not is_own and (found := similar_names(name)):
+        return f"other packages have {join_names(found)} (zoo list shows the networks of zoo)"
+    return nearest(name, names, "zoo list shows all networks")

@@ -139,7 +139,7 @@ def experiment_for(
     experiments, and for published weights without the settings of their training.
     """
     if not isinstance(network, (nn.Module, NetworkSpec, Experiment)):
-        network = _load_if_named(os.fspath(network))
+        network = load_if_named(os.fspath(network))
     if isinstance(network, Experiment):
         _check_recipe(network)
         if settings is not None:
@@ -167,7 +167,7 @@ def _check_recipe(experiment: Experiment) -> None:
         raise ConfigError(what, "optimizer", f"add this section to a copy of the file, or train {arch}")
 
 
-def _load_if_named(name: str) -> Experiment | str:
+def load_if_named(name: str) -> Experiment | str:
     """Return the experiment that a name stands for, or the name of a network; ConfigError for another name."""
     found = resolve(name)
     if found.is_experiment and found.experiment is not None:
