@@ -6,7 +6,7 @@ import inspect
 import math
 import os
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -27,6 +27,7 @@ from zoo.remat.planning import count_peak, plan
 from zoo.remat.report.block_checkpointing import blocks_checkpointed, blocks_of
 from zoo.remat.report.fit import Fit, Subject
 from zoo.remat.report.memory_plot import Timeline, draw_timelines, format_of, save
+from zoo.remat.report.progress import progress
 from zoo.remat.trial import as_leaf, clone, trained_outputs, unchanged
 from zoo.tables import Cell, markdown_table
 from zoo.torch_internals.data import observer, tensors_of, tree_map
@@ -305,8 +306,11 @@ def memory_report(
     args, kwargs = tree_map(clone, leaves)  # forward may overwrite its inputs
     is_meta = _is_on_meta(model, args, kwargs)
     try:
-        with collected("zoo.memory_report"), unchanged(model), torch.enable_grad(), meta_attention():
-            return _measured(model, args, kwargs, limit, is_meta, suggests=budget is None)
+        with (
+            progress("zoo.memory_report") as show,
+            collected("zoo.memory_report"), unchanged(model), torch.enable_grad(), meta_attention(),
+        ):  # fmt: skip
+            return _measured(model, args, kwargs, limit, is_meta, show, suggests=budget is None)
     except Exception as error:
         if len(args) == 1 and not kwargs and isinstance(args[0], Mapping) and args[0].keys() <= names.keys():
             raise TypeError(
@@ -317,12 +321,19 @@ def memory_report(
 
 
 def _measured(
-    model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], limit: Budget, is_meta: bool, suggests: bool
+    model: nn.Module,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    limit: Budget,
+    is_meta: bool,
+    show: Callable[[str], None],
+    suggests: bool,
 ) -> MemoryReport:
-    """Return the report within a limit, with a suggested budget if ``suggests``."""
+    """Return the report within a limit, with a suggested budget if ``suggests``; ``show`` displays each measurement."""
     own = [*model.parameters(), *model.buffers(), *tensors_of((args, kwargs))]
     rematerializer = partial(Rematerializer, parameters=own)
     has_limit = limit.peak_bytes is not None
+    show("a plan for the budget" if limit.has_limit else "bytes held")
     planned_peak = plan(limit, model, rematerializer, model, args, kwargs) if limit.has_limit else 0
     peak: float | None = planned_peak if has_limit else None
     decisions: list[Decision] = []
@@ -331,9 +342,10 @@ def _measured(
 
     timelines: dict[str, Timeline] = {}
 
-    def peak_with(context: AbstractContextManager[Any], title: str = "") -> float | None:
+    def peak_with(what: str, context: AbstractContextManager[Any], title: str = "") -> float | None:
         if not can_train:
             return None
+        show(what)
         log, timeline = StorageLog(), Timeline()
         try:
             with timeline.recorded(model, log) if title else nullcontext():
@@ -347,12 +359,12 @@ def _measured(
 
     plain_peak = with_budget = with_checkpoints = None
     if not has_limit or is_meta:
-        plain_peak = peak_with(plain(model), "plain training")
+        plain_peak = peak_with("a plain step", plain(model), "plain training")
         if blocks_of(model):
             with suppress(RuntimeError, ConfigError), plain(model):  # not every block can be recomputed
-                with_checkpoints = peak_with(blocks_checkpointed(model))
+                with_checkpoints = peak_with("a step with checkpoints", blocks_checkpointed(model))
     if not has_limit:
-        peak = peak_with(rematerializer(limit), "lean training")
+        peak = peak_with("a lean step", rematerializer(limit), "lean training")
     suggested = _suggested_budget(decisions) if suggests else None
     if suggested is not None:
         log: list[Decision] = []
@@ -360,7 +372,7 @@ def _measured(
             model(*args, **kwargs)
         held = sum(decision.lean_bytes for decision in log)
         if held < sum(decision.lean_bytes for decision in decisions):
-            with_budget = WithBudget(suggested, held, peak_with(rematerializer(suggested)))
+            with_budget = WithBudget(suggested, held, peak_with("a lean step with a budget", rematerializer(suggested)))
     named = dict(model.named_modules())
     by_place: dict[str, list[Decision]] = {}
     for decision in decisions:
