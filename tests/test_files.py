@@ -5,14 +5,21 @@ from __future__ import annotations
 import json
 import math
 import os
+import pwd
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+import zoo
+from zoo.cli import main
 from zoo.config.parse import load_experiment
-from zoo.errors import ZooError
-from zoo.files import remove_leftovers, replacing, write_bytes, write_json
+from zoo.data.dataset import open_source
+from zoo.data.named import open_data
+from zoo.data.sources.location import parse_data_path
+from zoo.errors import ConfigError, ZooError
+from zoo.files import cache_dir, remove_leftovers, replacing, write_bytes, write_json
 from zoo.weights.cache import md5_of
 
 
@@ -59,3 +66,43 @@ def test_experiment_is_read_in_encodings_of_editors(tmp_path: Path, encoding: st
     path = tmp_path / "tiny.json"
     path.write_bytes('{\r\n"network": {"arch": "resnet18"}}\r\n'.encode(encoding))
     assert load_experiment(path).network.arch == "resnet18"
+
+
+@pytest.fixture
+def homeless(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A user of whom neither HOME nor the password database has a home folder."""
+
+    def fail(_: str) -> Any:
+        raise KeyError("getpwuid(): uid not found: 54321")
+
+    monkeypatch.delenv("HOME")
+    monkeypatch.delenv("ZOO_CACHE", raising=False)
+    monkeypatch.delenv("ZOO_OFFLINE", raising=False)
+    monkeypatch.setattr(pwd, "getpwuid", fail)
+
+
+@pytest.mark.usefixtures("homeless")
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda: cache_dir(),
+        lambda: zoo.get("resnet34_ipabn-sync_lr_512", pretrained=True),
+        lambda: zoo.weights.fetch_weights("resnet34_ipabn-sync_lr_512"),
+        lambda: open_data(parse_data_path("torchvision:CIFAR10")),
+        lambda: open_source(parse_data_path("http://127.0.0.1:9/shards")),
+    ],
+)
+def test_user_without_home_folder_gets_one_line(call: Callable[[], object]) -> None:
+    with pytest.raises(ConfigError, match=r"no folder for the cache.*set ZOO_CACHE") as caught:
+        call()
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.usefixtures("homeless")
+def test_doctor_and_own_folder_need_no_home(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["doctor"]) == 0
+    assert "set ZOO_CACHE to a folder" in capsys.readouterr().out
+    monkeypatch.setenv("ZOO_CACHE", str(tmp_path))
+    assert cache_dir() == tmp_path

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from zoo.config.experiment import Expected, Experiment
 from zoo.run.results_table import results_table
-from zoo.tables import markdown_table
+from zoo.tables import bytes_text, counted, markdown_table
 from zoo.tasks.classification import LABELS, ClassificationResult, ClassificationTask
 
 
@@ -50,3 +52,43 @@ def test_top_5_is_not_shown_if_it_is_always_correct(classes: int, has_top5: bool
     assert "top-1 %" in table
     assert "± top-1" in table
     assert ("top-5" in table) == has_top5
+
+
+@pytest.mark.parametrize(
+    ("top1", "top5", "cells"),
+    [
+        (0.0, 100.0, ["0.00", "100.00", "", ""]),
+        (0.0, 50.0, ["0.00", "50.00", "", "14.43"]),
+        (100.0, 100.0, ["100.00", "100.00", "", ""]),
+    ],
+)
+def test_scores_of_0_and_100_percent_have_no_standard_error(top1: float, top5: float, cells: list[str]) -> None:
+    result = replace(_result("center224"), top1=top1, top5=top5, count=12)
+    line = results_table("net", LABELS, [result], None).splitlines()[2]
+    assert [cell.strip() for cell in line.split("|")[3:7]] == cells
+    assert result.to_json(None, {})["standard_errors"]["top1"] is None
+
+
+@pytest.mark.parametrize(
+    ("count", "what", "text"),
+    [
+        (1, "image", "1 image"),
+        (0, "image", "0 images"),
+        (2000, "class", "2,000 classes"),
+        (1, "class", "1 class"),
+        (2, "batch", "2 batches"),
+        (1, "batch", "1 batch"),
+        (3, "class folder", "3 class folders"),
+        (2, "process", "2 processes"),
+    ],
+)
+def test_counted_nouns_have_their_plural(count: int, what: str, text: str) -> None:
+    assert counted(count, what) == text
+
+
+@pytest.mark.parametrize(
+    ("count", "text"),
+    [(61_400, "61.4 kB"), (0, "0 B"), (999, "999 B"), (1.5e6, "1.5 MB"), (146e9, "146 GB"), (2.34567e9, "2.35 GB")],
+)
+def test_bytes_have_suitable_unit(count: float, text: str) -> None:
+    assert bytes_text(count) == text

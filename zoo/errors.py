@@ -121,6 +121,17 @@ def hide_password(url: str) -> str:
     return re.sub(r"(?<=://)[^/?#]*@", "", url)
 
 
+def connection_reason(error: BaseException) -> str:
+    """Return the innermost reason of a failed request as one line, without passwords, behind the name of the server.
+
+    The errors of requests and urllib3 quote one another, so that the reason is at the end of a long text.
+    """
+    while isinstance(inner := getattr(error, "reason", None) or next(iter(error.args), None), BaseException):
+        error = inner
+    text = re.sub(r"^<?HTTPS?Connection\w*\(host='([^']*)'.*?\)>?: ", r"\1: ", " ".join(str(error).split()))
+    return truncate(hide_password(text) or type(error).__name__)
+
+
 def truncate(text: object) -> str:
     """Return the first `MAX_SHOWN_CHARS` characters of ``text``, escaped, and "..." if there are more."""
     full = str(text)

@@ -15,13 +15,24 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from zoo.errors import ConfigError
+
 NO_WAIT = getattr(os, "O_NONBLOCK", 0)  # Windows has no FIFOs among its files
 DISTRIBUTION = "zoo-lean"  # the name in package indexes, where zoo is another package
 
 
 def cache_dir() -> Path:
-    """Return $ZOO_CACHE, or ~/.cache/zoo if it is not set; the folder need not exist."""
-    return Path(os.environ.get("ZOO_CACHE") or Path.home() / ".cache" / "zoo")
+    """Return $ZOO_CACHE, or ~/.cache/zoo if it is not set; the folder need not exist.
+
+    Raises ConfigError if neither is known: containers may run as a user without home folder.
+    """
+    if chosen := os.environ.get("ZOO_CACHE"):
+        return Path(chosen)
+    try:
+        return Path.home() / ".cache" / "zoo"
+    except RuntimeError:
+        what = "there is no folder for the cache, as HOME is not set and this user has no home folder"
+        raise ConfigError(what, "environment", "set ZOO_CACHE to a folder that can be written") from None
 
 
 def is_offline() -> bool:

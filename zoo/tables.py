@@ -18,8 +18,17 @@ def markdown_list(items: Iterable[str]) -> str:
 
 
 def counted(count: int, what: str) -> str:
-    """Return "1 image", "2 images"."""
-    return f"{count:,} {what}{'s' * (count != 1)}"
+    """Return "1 image", "2 images", "2 classes"."""
+    plural = "es" if what.endswith(("s", "ch")) else "s"
+    return f"{count:,} {what}{plural * (count != 1)}"
+
+
+def bytes_text(count: float) -> str:
+    """Return bytes with three digits in the unit that suits them, such as "61.4 kB"."""
+    for unit, factor in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if count >= factor:
+            return f"{count / factor:.3g} {unit}"
+    return f"{count:.0f} B"
 
 
 def key_value_text(values: Mapping[str, object]) -> str:

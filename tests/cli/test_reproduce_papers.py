@@ -114,9 +114,7 @@ def test_all_measures_every_paper_and_counts_states(tmp_path: Path, capsys: pyte
 
 def test_unknown_item_raises_with_available_items(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert reproduce("revnet", "--only", "Table 1", "--out", tmp_path) == 2
-    assert "--only: there is no measurement of Table 1; there are measurements of revnet Table 9, revnet Figure 1" in (
-        capsys.readouterr().err
-    )
+    assert "--only: there is no measurement of Table 1; revnet has Table 9, Figure 1" in (capsys.readouterr().err)
     assert list(tmp_path.iterdir()) == []
 
 

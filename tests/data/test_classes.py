@@ -43,7 +43,7 @@ def test_subset_of_imagenet_is_matched_by_wnid(
     images = _folder(tmp_path, list(SUBSET))
     match_classes(images, 1000, names)
     assert _targets(images) == SUBSET
-    assert "3 class folders are matched by name to 3 of the network's 1000 outputs" in caplog.text
+    assert "the class folders are matched by name to 3 of the network's 1000 outputs" in caplog.text
 
 
 @pytest.mark.parametrize("names", [None, imagenet_wnids()])
@@ -94,8 +94,8 @@ def test_without_names_folders_are_numbered_in_order_with_notice(
         (["n02123045", "tabby"], 1000, imagenet_wnids(), "n02123045, tabby"),
         # As many folders as outputs: the sorted order would give hundreds of classes to their neighbors.
         (["aaa", *imagenet_wnids()[1:]], 1000, None, "1 of 1000 class folders are not classes of the network: aaa"),
-        (["x", "y"], 3, None, "2 class folders .* 3 outputs"),
-        (["x", "y"], 1, None, "2 class folders .* 1 outputs"),
+        (["x", "y"], 3, None, "class folders is 2 .* 3 outputs"),
+        (["x", "y"], 1, None, "class folders is 2 .* 1 output,"),
     ],
     ids=["misspelled", "two of one class", "one misnamed", "too few", "too many"],
 )

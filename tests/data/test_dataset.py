@@ -110,11 +110,11 @@ def test_all_differences_between_classes_are_in_one_error(tmp_path: Path) -> Non
 
 def test_more_classes_than_outputs_raise_and_fewer_warn(root: Path, caplog: pytest.LogCaptureFixture) -> None:
     images = ImageFolder(root, PLAIN)
-    with pytest.raises(DataError, match="2 class folders but the network has 1 outputs"):
+    with pytest.raises(DataError, match="2 class folders but the network has 1 output;"):
         check_num_classes(images, 1)
     check_num_classes(images, 2)
     assert not caplog.records
     with caplog.at_level(logging.WARNING):
         check_num_classes(images, 1000)
-    assert f"{root}: 2 class folders for a network with 1000 outputs" in caplog.text
+    assert f"{root}: 2 class folders for a network with 1,000 outputs" in caplog.text
     assert "; set network.num_classes to 2" in caplog.text

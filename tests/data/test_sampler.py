@@ -66,7 +66,10 @@ def test_merging_by_hand(num: int, batch: int, world: int, accumulate: int, merg
 
 
 def test_too_few_images_for_one_step_raise_with_required_number() -> None:
-    with pytest.raises(DataError, match=r"2 processes .*accumulate_steps 2: 7 images are too few .*; give at least 8"):
+    with pytest.raises(
+        DataError,
+        match=r"2 processes .*accumulate_steps 2: only 7 images, too few for one optimizer step; give at least 8",
+    ):
         TrainBatches(7, 16, world_size=2, accumulate_steps=2)
     assert len(TrainBatches(8, 16, world_size=2, accumulate_steps=2)) == 1
 
@@ -206,5 +209,7 @@ def test_last_batch_is_merged_alike_on_any_number_of_processes() -> None:
         }
         assert len(sizes) == 1
         assert min(sizes.pop()) >= 8
-    with pytest.raises(DataError, match=r"optimizer\.replicas 4 and .* 7 images are too few .*; give at least 8"):
+    with pytest.raises(
+        DataError, match=r"optimizer\.replicas 4 and .* 7 images, too few for one optimizer step; give at least 8"
+    ):
         TrainBatches(7, 16, replicas=4)

@@ -4,8 +4,12 @@ import pickle
 from pathlib import Path
 
 import pytest
+from requests import ConnectionError
+from urllib3 import HTTPConnectionPool
+from urllib3.connection import HTTPConnection
+from urllib3.exceptions import MaxRetryError, NewConnectionError
 
-from zoo.errors import DataError, escape, nearest
+from zoo.errors import DataError, connection_reason, escape, nearest
 
 
 @pytest.mark.parametrize(
@@ -42,3 +46,12 @@ def test_error_gives_place_cause_and_remedy_all_escaped() -> None:
 )
 def test_only_near_names_are_suggested(name: str, hint: str) -> None:
     assert nearest(name, ["resnet18", "densenet264", "vovnet"], "zoo list shows all") == hint
+
+
+def test_reason_of_failed_request_is_innermost() -> None:
+    refused = NewConnectionError(HTTPConnection("a.invalid", 80), "Connection refused")
+    exhausted = MaxRetryError(HTTPConnectionPool("a.invalid", 80), "/x" * 200, refused)
+    assert connection_reason(ConnectionError(exhausted)) == "a.invalid: Connection refused"
+    assert connection_reason(OSError(5, "Input/output error")) == "[Errno 5] Input/output error"
+    assert connection_reason(TimeoutError()) == "TimeoutError"
+    assert connection_reason(ValueError("https://me:secret@host/x is\ngone")) == "https://host/x is gone"

@@ -90,7 +90,7 @@ def test_networks_choose_among_the_classes_of_a_and_r(
     assert [content["top1"], content["top5"]] == pytest.approx(expected)
     assert 0 < expected[0] < 100
     assert content["set"] == name
-    assert f"{name} has 200 classes, but there are 7 class folders" in caplog.text
+    assert f"{name} has 200 classes, but the folder has 7 class folders" in caplog.text
     # Among all 1000 classes, the network is right less often.
     assert score_set(network, tmp_path / "set", "imagenet-sketch").content["top1"] < expected[0]
 

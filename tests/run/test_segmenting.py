@@ -167,7 +167,7 @@ def test_clashing_names_raise(tmp_path: Path, extra: str | None, out: str, messa
 
 
 def test_network_of_another_task_and_unknown_options_raise(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="tiny classifies whole images"):
+    with pytest.raises(ConfigError, match=r"^tiny: this network classifies whole images; give a segmentation network"):
         segment_images(_network("resnet18"), tmp_path, tmp_path / "out")
     with pytest.raises(ConfigError, match="output = 'raw': give one or more of palette, ids, prob, overlay"):
         segment_images(_network(), tmp_path, tmp_path / "out", output=["raw"])

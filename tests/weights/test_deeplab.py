@@ -107,7 +107,7 @@ def test_body_loads_classification_weights_and_logs_skipped_keys(
     assert isinstance(model.head.red_bn, InPlaceABN)
     assert torch.equal(model.body.mod5.block2.convs.conv2.weight, source.mod5.block2.convs.conv2.weight)
     assert "the classifier was not loaded" in caplog.text
-    assert "120 tensors were loaded into the body; head and cls keep their initial values" in caplog.text
+    assert "loaded 120 tensors into the body; head and cls keep their initial values" in caplog.text
     synchronized = zoo.get("deeplab_resnet18", num_classes=5, body_weights=body_file, norm="sync", activation_param=0.2)
     assert isinstance(synchronized.body.mod1.bn1, InPlaceABNSync)
 

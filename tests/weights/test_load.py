@@ -143,7 +143,7 @@ def test_negative_scales_of_in_place_norms_are_counted_with_hint(norm: Any, capl
     written = Net(norm=norm).state_dict()
     written["bn_out.weight"][:3] = torch.tensor([-1.0, -0.0, -1e-30])
     load(Net(norm=norm), written)
-    assert "w.pth: 2 scales of in-place norms are negative" in caplog.text
+    assert "w.pth: in-place norms have 2 negative scales" in caplog.text
     assert "norm='standard' for those" in caplog.text
 
 

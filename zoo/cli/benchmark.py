@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 from zoo.cli.options import Command, Group, Positive, WholeNumber, argument, option, positive
 from zoo.errors import ConfigError
+from zoo.tables import counted
 
 if TYPE_CHECKING:
     from zoo.benchmark.network_setup import Setup
@@ -210,7 +211,11 @@ class BenchmarkLean(Benchmark):
 
         found = [each for name in self.models for each in ([name] if split_name(name) is None else list_networks(name))]
         if self.one_per_family:
-            print(f"choosing the smallest of each family among {len(found)} networks", file=sys.stderr, flush=True)
+            print(
+                f"choosing the smallest of each family among {counted(len(found), 'network')}",
+                file=sys.stderr,
+                flush=True,
+            )
             found = smallest_of_each_family(found)
         names = list(dict.fromkeys(found))
         max_bytes = None if self.max_memory is None else parse_bytes(self.max_memory)

@@ -9,6 +9,7 @@ import os
 from dataclasses import dataclass
 
 from zoo.cli.options import Command
+from zoo.errors import ConfigError
 from zoo.tables import counted
 
 
@@ -63,4 +64,8 @@ def _files() -> dict[str, str]:
     from zoo.config.parse import experiments_dir
     from zoo.files import cache_dir
 
-    return {"cache": f"{cache_dir()} (ZOO_CACHE sets another)", "experiments": str(experiments_dir())}
+    try:
+        cache = f"{cache_dir()} (ZOO_CACHE sets another)"
+    except ConfigError as error:
+        cache = str(error)
+    return {"cache": cache, "experiments": str(experiments_dir())}

@@ -33,6 +33,7 @@ from zoo.config.architectures import (
 from zoo.config.limits import MAX_CLASSES, MAX_RATE, MAX_SIDE, MAX_SLOPE, CropMode, Interpolation
 from zoo.config.section import Conflicts, Problem, Section, parse_section
 from zoo.errors import ConfigError, DataError, escape, join_names, shorten_repr
+from zoo.tables import counted
 
 PER_CHANNEL = Field(min_length=3, max_length=3)
 # File systems allow 255 characters, and `escape` may turn each into ten.
@@ -219,7 +220,10 @@ class NetworkSpec(Section):
     def conflicts(self) -> Iterator[tuple[str, str]]:
         """Yield invalid combinations of settings."""
         if self.class_names is not None and len(self.class_names) > self.num_classes:
-            yield "class_names", f"has {len(self.class_names):,} names for {self.num_classes:,} classes"
+            yield (
+                "class_names",
+                f"has {counted(len(self.class_names), 'name')} for {counted(self.num_classes, 'class')}",
+            )
         yield from self._external_conflicts() if is_external(self.arch) else self._own_conflicts()
 
     def _own_conflicts(self) -> Iterator[tuple[str, str]]:

@@ -10,6 +10,7 @@ from unicodedata import normalize
 
 from zoo.data.imagenet import NUM_CLASSES, imagenet_names, imagenet_wnids
 from zoo.errors import DataError, escape, join_names
+from zoo.tables import counted
 
 if TYPE_CHECKING:
     from zoo.data.dataset import ImageDataset
@@ -32,12 +33,13 @@ def check_num_classes(images: ImageDataset, num_outputs: int) -> None:
     """Raise DataError if there are more classes than outputs; log a warning if there are fewer."""
     num_classes = len(images.classes)
     if num_classes > num_outputs:
-        what = f"there are {num_classes} class folders but the network has {num_outputs} outputs"
+        what = f"{counted(num_classes, 'class folder')} but the network has {counted(num_outputs, 'output')}"
         raise DataError(what, images.root, f"set network.num_classes to {num_classes} or remove folders")
     if num_classes < num_outputs:
         logger.warning(
-            "warning: %s: %d class folders for a network with %d outputs; set network.num_classes to %d unless classes "
-            "are intentionally missing", escape(images.root), num_classes, num_outputs, num_classes,
+            "warning: %s: %s for a network with %s; set network.num_classes to %d unless classes "
+            "are intentionally missing", escape(images.root), counted(num_classes, "class folder"),
+            counted(num_outputs, "output"), num_classes,
         )  # fmt: skip
 
 
@@ -85,16 +87,16 @@ def match_classes(images: ImageDataset, num_outputs: int, names: Sequence[str] |
     if names is None:
         _check_number(images, num_outputs)
         logger.warning(
-            "the names of the network's classes are unknown: its %d outputs are assumed to be the %s in sorted order "
+            "the names of the network's classes are unknown: its outputs are assumed to be the %s in sorted order "
             "(%s), as if it was trained on the same data; %s",
-            num_outputs, images.class_kind, join_names(folders, 3), escape(images.root),
+            images.class_kind, join_names(folders, 3), escape(images.root),
         )  # fmt: skip
         return
     outputs = _outputs_of(folders, names, images)
     if len(folders) < num_outputs:
         logger.warning(
-            "%d %s are matched by name to %d of the network's %d outputs; %s",
-            len(folders), images.class_kind, len(folders), num_outputs, escape(images.root),
+            "the %s are matched by name to %d of the network's %d outputs; %s",
+            images.class_kind, len(folders), num_outputs, escape(images.root),
         )  # fmt: skip
     images.number_classes(outputs)
 
@@ -108,7 +110,8 @@ def _check_number(images: ImageDataset, num_outputs: int) -> None:
     """Raise DataError unless there are as many classes as outputs."""
     if len(images.classes) == num_outputs:
         return
-    counts = f"there are {len(images.classes)} {images.class_kind} but the network has {num_outputs} outputs"
+    outputs = counted(num_outputs, "output")
+    counts = f"the number of {images.class_kind} is {len(images.classes)} but the network has {outputs}"
     remedy = (
         f"give all {images.class_kind} that it was trained on (some may be empty), or weights with class names, as "
         "zoo train writes them"

@@ -22,6 +22,7 @@ from zoo.data.identity import object_digests
 from zoo.data.seeding import seeded_global_generators
 from zoo.data.transforms.classification import Drawn, Transform, as_pixels
 from zoo.errors import DataError, join_names, shorten_repr
+from zoo.tables import counted
 
 MAP_LABELS = "map the labels to one order of the classes (target_transform), and set the same attribute classes"
 
@@ -79,8 +80,8 @@ class MapDataset(ImageDataset):
     ) -> None:
         names, root = class_names_of(dataset), Path(type(dataset).__name__)
         if num_classes is not None and len(names) > num_classes:
-            what = f"it names {len(names)} classes but the network has {num_classes} outputs"
-            raise DataError(what, root, f"give the network {len(names)} classes")
+            what = f"it names {counted(len(names), 'class')} but the network has {counted(num_classes, 'output')}"
+            raise DataError(what, root, f"give the network {counted(len(names), 'class')}")
         super().__init__(root, names, np.arange(len(dataset)), seed=seed)
         self.dataset = dataset
         self.transform = transform
@@ -123,9 +124,13 @@ class MapDataset(ImageDataset):
         except TypeError:
             raise DataError(f"its label is {shorten_repr(label)}, not an integer", name) from None
         if self._outputs is not None and not 0 <= target < len(self._outputs):
-            raise DataError(f"its label is {target}, but the data set names {len(self._outputs)} classes", name)
+            raise DataError(
+                f"its label is {target}, but the data set names {counted(len(self._outputs), 'class')}", name
+            )
         if target < 0 or (self.num_classes is not None and target >= self.num_classes):
-            limit = "negative" if self.num_classes is None else f"but the network has {self.num_classes} outputs"
+            limit = (
+                "negative" if self.num_classes is None else f"but the network has {counted(self.num_classes, 'output')}"
+            )
             what = f"its label is {target}, {limit}"
             raise DataError(what, name, "labels count from 0 and are smaller than the number of outputs")
         return target if self._outputs is None else self._outputs[target]

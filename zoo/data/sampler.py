@@ -9,6 +9,7 @@ from torch.utils.data import Sampler
 
 from zoo.data.seeding import mixed_seed
 from zoo.errors import ConfigError, DataError
+from zoo.tables import counted
 
 # Epoch and index; with repeated augmentation also the number of the repetition, from 0.
 Key = tuple[int, ...]
@@ -70,10 +71,10 @@ class TrainBatches(Sampler[list[Key]]):
         full, rest = divmod(num_images, batch_size)
         least = MIN_PER_NORM * accumulate_steps * self._num_replicas
         if full == 0 and rest < least:
-            divided = f"{world_size} processes" if replicas is None else f"optimizer.replicas {replicas}"
+            divided = counted(world_size, "process") if replicas is None else f"optimizer.replicas {replicas}"
             where = f"training data with {divided} and optimizer.accumulate_steps {accumulate_steps}"
-            what = f"{num_images} images are too few for one optimizer step"
-            raise DataError(what, where, f"give at least {least} images")
+            what = f"only {counted(num_images, 'image')}, too few for one optimizer step"
+            raise DataError(what, where, f"give at least {counted(least, 'image')}")
         self.merged = 0 < rest < least
         self._num_batches = full + (rest >= least)
 
@@ -94,7 +95,8 @@ class TrainBatches(Sampler[list[Key]]):
     def skip_to(self, batch: int) -> None:
         """Resume the current epoch at ``batch``; DataError if the epoch has no such batch."""
         if not 0 <= batch <= len(self):
-            what = f"there is no batch {batch} in an epoch of {len(self)} batches ({self.num_images} images)"
+            epoch = f"{counted(len(self), 'batch')} ({counted(self.num_images, 'image')})"
+            what = f"there is no batch {batch} in an epoch of {epoch}"
             raise DataError(what, "training data", "use the data and batch size that the run was started with")
         self.first_batch = batch
 

@@ -24,6 +24,7 @@ from zoo.engine.state import TrainState, build_state, load_rank_states, load_sha
 from zoo.engine.task import Task
 from zoo.errors import CheckpointError, escape, join_names, shorten_repr, truncate
 from zoo.registry.get import build_from_config, load_weights
+from zoo.tables import counted
 
 logger = logging.getLogger(__name__)
 
@@ -208,8 +209,9 @@ def _changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[str]
 def _position(state: TrainState) -> str:
     epochs = state.config.optimizer.schedule.epochs
     if state.epoch >= epochs:
-        return f"all {epochs} epochs are done, {state.step} steps"
-    return f"epoch {state.epoch + 1} of {epochs}, {state.batch} batches done, {state.step} steps in all"
+        return f"{epochs} of {counted(epochs, 'epoch')} done, {counted(state.step, 'step')}"
+    done = f"{counted(state.batch, 'batch')} done, {counted(state.step, 'step')} in all"
+    return f"epoch {state.epoch + 1} of {epochs}, {done}"
 
 
 def _differences(saved: dict[str, Any], state: TrainState) -> Iterator[str]:

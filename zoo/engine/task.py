@@ -59,8 +59,8 @@ class Result(ABC):
         """Return the scores by name, percent."""
         return {name: getattr(self, name) for name in self.labels}
 
-    def standard_errors(self) -> dict[str, float]:
-        """Return standard errors by the names of the scores, in percentage points, where they are known."""
+    def standard_errors(self) -> dict[str, float | None]:
+        """Return standard errors by the names of the scores, in percentage points; None where one is unknown."""
         return {}
 
     def class_counts(self) -> list[int] | None:

@@ -117,7 +117,7 @@ def command_of(experiment: str) -> str:
 def standard_error_of_means(*groups: Sequence[TrainingRun]) -> float | None:
     """Return the standard error of a group's mean accuracy, or of the difference between the means of two, in points.
 
-    None if the number of scored images of a single run is unknown.
+    None if the number of scored images of a single run is unknown, or if its accuracy is 0 or 100 %.
     """
     errors = [_standard_error(runs) for runs in groups]
     return None if None in errors else math.hypot(*(error for error in errors if error is not None))
@@ -131,4 +131,5 @@ def _standard_error(runs: Sequence[TrainingRun]) -> float | None:
     if len(runs) > 1:
         return stdev(run.top1[-1] for run in runs) / math.sqrt(len(runs))
     count = runs[0].num_validation_images
-    return math.hypot(classification.standard_error(runs[0].top1[-1], count), BETWEEN_RUNS) if count else None
+    sampling = classification.standard_error(runs[0].top1[-1], count) if count else None
+    return None if sampling is None else math.hypot(sampling, BETWEEN_RUNS)

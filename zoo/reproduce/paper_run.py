@@ -95,10 +95,11 @@ def _of_items(names: Sequence[str], measurements: Sequence[Measurement]) -> list
     """
     known = {_plain(each.item) for each in measurements}
     if unknown := [name for name in names if _plain(name) not in known]:
-        items = ", ".join(dict.fromkeys(f"{each.paper} {each.item}" for each in measurements))
-        raise ConfigError(
-            f"there is no measurement of {join_names(unknown)}", "--only", f"there are measurements of {items}"
-        )
+        by_paper: dict[str, dict[str, None]] = {}
+        for each in measurements:
+            by_paper.setdefault(each.paper, {})[each.item] = None
+        has = "; ".join(f"{paper} has {', '.join(items)}" for paper, items in by_paper.items())
+        raise ConfigError(f"there is no measurement of {join_names(unknown)}", "--only", has)
     wanted = {_plain(name) for name in names} or known
     return [each for each in measurements if _plain(each.item) in wanted]
 

@@ -23,6 +23,7 @@ from zoo.errors import ConfigError, escape
 from zoo.files import write_bytes, write_json
 from zoo.run.environment import describe_environment
 from zoo.run.log_folder import METRICS_FILE, SETTINGS_FILE
+from zoo.tables import counted
 
 logger = logging.getLogger(__name__)
 
@@ -103,7 +104,7 @@ class TrainingRun:
         return {
             "label": self.group,
             "seed": self.config.seed,
-            "status": "finished" if self.is_finished else f"{len(self.epochs)} of {self.num_epochs} epochs",
+            "status": "finished" if self.is_finished else f"{len(self.epochs)} of {counted(self.num_epochs, 'epoch')}",
             "settings": self.config.model_dump(mode="json", exclude={"expected"}),  # all of them: defaults may change
             **{key: getattr(self, key) for key in STORED},
         }

@@ -27,7 +27,7 @@ from zoo.registry.load_network import LoadedNetwork
 from zoo.run.real_labels import read_real_labels, real_labels_of
 from zoo.run.results_table import results_table
 from zoo.run.scoring import Scores, result_json, score, single_process
-from zoo.tables import Cell, markdown_table
+from zoo.tables import Cell, counted, markdown_table
 from zoo.tasks import task_of
 from zoo.tasks.classification import LABELS, TOP_K, standard_error
 from zoo.tasks.prediction import PredictionCollector
@@ -86,8 +86,8 @@ def _score_variant(
         classes = open_source(folder, allow_empty_classes=True).classes
         if len(classes) != NUM_RESTRICTED:
             logger.warning(
-                "%s has %d classes, but there are %d class folders; %s",
-                name, NUM_RESTRICTED, len(classes), escape(folder),
+                "%s has %d classes, but the folder has %s; %s",
+                name, NUM_RESTRICTED, counted(len(classes), "class folder"), escape(folder),
             )  # fmt: skip
         outputs = [number for number, wnid in enumerate(imagenet_wnids()) if wnid in set(classes)]
         network = replace(network, model=Restricted(network.model, outputs))

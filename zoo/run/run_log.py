@@ -29,6 +29,7 @@ from zoo.files import write_json
 from zoo.run.console import PlainFormatter, Progress
 from zoo.run.environment import describe_environment
 from zoo.run.log_folder import METRICS_FILE, SETTINGS_FILE, writable
+from zoo.tables import counted
 from zoo.tasks import task_of
 
 logger = logging.getLogger(__name__)
@@ -317,11 +318,11 @@ def _train_line(metrics: TrainMetrics, labels: Mapping[str, str]) -> str:
 
 
 def _validation_line(epoch: int, result: Result, labels: Mapping[str, str], is_best: bool) -> str:
-    errors = {key: f" ± {error:.2f}" for key, error in result.standard_errors().items()}
+    errors = {key: f" ± {error:.2f}" for key, error in result.standard_errors().items() if error}
     scores = [f"{label} {result.scores()[key]:.2f}{errors.get(key, '')}" for key, label in labels.items()]
     return (
         f"epoch {epoch + 1} validation: {', '.join(scores)}, "
-        f"loss {result.loss:.4f} over {result.count} images{', the best so far' * is_best}"
+        f"loss {result.loss:.4f} over {counted(result.count, 'image')}{', the best so far' * is_best}"
     )
 
 

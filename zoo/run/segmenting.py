@@ -110,8 +110,8 @@ def segment(
         section = loaded.experiment.segmentation
         if section is None:
             raise ConfigError(
-                f"{loaded.title} classifies whole images",
-                "zoo segment",
+                "this network classifies whole images",
+                loaded.title,
                 "give a segmentation network (deeplab_* or pyramid_*), or use zoo predict",
             )
         longest_side = longest_side or section.longest_side_val

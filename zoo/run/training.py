@@ -224,7 +224,7 @@ def train_experiment(
         # 4. The loop.
         epochs = config.optimizer.schedule.epochs
         if state.epoch >= epochs:
-            logger.info("all %d epochs are done; %s: nothing to train", epochs, escape(log_dir))
+            logger.info("%d of %s done; %s: nothing to train", epochs, counted(epochs, "epoch"), escape(log_dir))
         else:
             logger.info("%s", _begin_summary(state, num_parameters, loaders, data, log_dir))
             log.begin(state.step, process.device, process.world_size, images)

@@ -25,12 +25,14 @@ LABELS = {"top1": "top-1", "top5": "top-5"}
 TOP_K = {"top1": 1, "top5": 5}  # k of top-k: the target is among the k most likely classes
 
 
-def standard_error(percent: float, count: int) -> float:
+def standard_error(percent: float, count: int) -> float | None:
     """Return the binomial standard error, in percentage points, of ``percent`` of ``count`` independent images.
 
-    It is 0, and meaningless, at 0 and 100 percent.
+    None at 0 and 100 percent, where the formula gives 0 for any number of images.
     """
     share = percent / 100
+    if share in (0, 1):
+        return None
     return 100 * math.sqrt(share * (1 - share) / count)
 
 
@@ -53,8 +55,8 @@ class ClassificationResult(Result):
     protocol: str
     val: Mapping[str, Any] | None = None
 
-    def standard_errors(self) -> dict[str, float]:
-        """Return the binomial standard errors of the accuracies, in percentage points."""
+    def standard_errors(self) -> dict[str, float | None]:
+        """Return the binomial standard errors of the accuracies, in percentage points; see `standard_error`."""
         return {name: standard_error(score, self.count) for name, score in self.scores().items()}
 
     @property

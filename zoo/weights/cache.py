@@ -19,7 +19,7 @@ from filelock import FileLock
 from tqdm import tqdm
 
 from zoo.config.published import WEIGHTS_SUFFIX, Digest, entry_of, published
-from zoo.errors import ConfigError, WeightsError, escape, hide_password, truncate
+from zoo.errors import ConfigError, WeightsError, connection_reason, escape, hide_password
 from zoo.files import cache_dir, is_offline, open_regular
 
 logger = logging.getLogger("zoo")
@@ -139,14 +139,9 @@ def _download(name: str, url: str, file: Path) -> str:
         *(gdown.exceptions.DownloadError, requests.RequestException),
         *(urllib3.exceptions.HTTPError, ValueError),  # of malformed answers
     ) as error:
-        return truncate(hide_password(_reason_of(error)))
-
-
-def _reason_of(error: BaseException) -> str:
-    """Return the innermost reason of a failed download in one line, without the names of connection objects."""
-    while isinstance(inner := getattr(error, "reason", None) or next(iter(error.args), None), BaseException):
-        error = inner
-    return re.sub(r"^<?HTTPS?Connection.*?\)>?: ", "", " ".join(str(error).split()))
+        if isinstance(error, gdown.exceptions.DownloadError) and isinstance(error.__cause__, requests.ConnectionError):
+            error = error.__cause__  # gdown quotes it
+        return connection_reason(error)
 
 
 def _url_of(name: str) -> str:

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from zoo.errors import WeightsError, join_names
 from zoo.layers.norm import InPlaceABN
 from zoo.models import Network
+from zoo.tables import counted
 
 logger = logging.getLogger("zoo")
 
@@ -56,7 +57,7 @@ class LoadReport:
     initial: tuple[str, ...] = ()
 
     def __str__(self) -> str:
-        return f"{self.num_loaded} tensors loaded from {self.source}"
+        return f"{counted(self.num_loaded, 'tensor')} loaded from {self.source}"
 
 
 def load_state_dict(model: nn.Module, state_dict: Mapping[str, Tensor], *, source: str) -> LoadReport:
@@ -256,8 +257,8 @@ def log_classifier(report: LoadReport, num_in_file: int, num_own: int) -> None:
         logger.info("%s: the classifier was not loaded because the network has none", report.source)
     if report.classifier == "kept":
         logger.warning(
-            "%s: the classifier has %d classes and the network %d: the network keeps its initial classifier",
-            report.source, num_in_file, num_own,
+            "%s: the classifier has %s and the network %d: the network keeps its initial classifier",
+            report.source, counted(num_in_file, "class"), num_own,
         )  # fmt: skip
 
 
@@ -267,7 +268,7 @@ def _warn_of_negative_scales(model: nn.Module, of_file: Mapping[str, Tensor], so
     num_negative = sum(int((scale < 0).sum()) for scale in scales)
     if num_negative:
         logger.warning(
-            "%s: %d scales of in-place norms are negative and are used as |scale| + eps; networks trained before "
+            "%s: in-place norms have %s, used as |scale| + eps; networks trained before "
             "2018-01-16 used the sign: build the network with norm='standard' for those",
-            source, num_negative,
+            source, counted(num_negative, "negative scale"),
         )  # fmt: skip

@@ -15,6 +15,7 @@ from zoo.config.network import NetworkSpec
 from zoo.errors import ConfigError, escape
 from zoo.models.build import build_on_meta
 from zoo.models.segmentation import SegmentationNetwork
+from zoo.tables import counted
 from zoo.weights.description import ASKED_BY_NETWORK, check_same_network, settings_of_network
 from zoo.weights.load import LoadReport, is_segmentation, load_state_dict, log_classifier, num_outputs
 from zoo.weights.stored import StoredWeights
@@ -116,7 +117,7 @@ def load_body(model: SegmentationNetwork, stored: StoredWeights, asked_by: str =
     report = load_state_dict(model.body, stored.state_dict, source=source)
     initial = tuple(name for name, _ in model.named_children() if name != "body")
     logger.info(
-        "%s: %d tensors were loaded into the body; %s keep their initial values",
-        source, report.num_loaded, " and ".join(initial),
+        "%s: loaded %s into the body; %s keep their initial values",
+        source, counted(report.num_loaded, "tensor"), " and ".join(initial),
     )  # fmt: skip
     return replace(report, initial=initial)

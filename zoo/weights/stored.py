@@ -21,6 +21,7 @@ from zoo.config.published import published_spec
 from zoo.errors import ConfigError, WeightsError, escape, shorten_repr
 from zoo.models import Network
 from zoo.models.build import build_on_meta, depth_of
+from zoo.tables import counted
 from zoo.weights.cache import published_name, weights_path
 from zoo.weights.description import REMEDY, parse_description
 from zoo.weights.hub import fetch_from_hub
@@ -109,8 +110,8 @@ def _check_description(state_dict: Mapping[str, Tensor], spec: NetworkSpec, sour
     num_in_tensors = spec.num_classes if spec.is_external else num_outputs(state_dict, source)
     if num_in_tensors != spec.num_classes:
         raise WeightsError(
-            f"{source}: network.num_classes = {spec.num_classes}, but the classifier has {num_in_tensors} outputs; "
-            f"{REMEDY}"
+            f"{source}: network.num_classes = {spec.num_classes}, but the classifier has "
+            f"{counted(num_in_tensors, 'output')}; {REMEDY}"
         )
     try:
         check_fits_spec(state_dict, spec, source)
@@ -130,7 +131,7 @@ def check_fits_spec(state_dict: Mapping[str, Tensor], spec: NetworkSpec, source:
         if depth > len(state_dict):
             raise WeightsError(
                 f"{source}: network: {spec.arch} with the options {shorten_repr(spec.options)} has {depth:,} layers or "
-                f"blocks, but the file has only {len(state_dict):,} tensors; ask its author, or save it again"
+                f"blocks, but the file has only {counted(len(state_dict), 'tensor')}; ask its author, or save it again"
             )
     model = build_on_meta(spec)
     key = model.input_weight() if isinstance(model, Network) else None

@@ -209,7 +209,7 @@ def test_files_not_read_as_images_are_counted(tmp_path: Path, caplog: pytest.Log
     random_image(0).save(data / "train" / "images" / "000.jpg")
     (data / "train" / "images" / "notes.txt").touch()
     assert len(_find(data).images) == 5
-    assert caplog.messages == [f"2 files are skipped, the first is notes.txt; {data}/train/images"]
+    assert caplog.messages == [f"skipped 2 files, the first is notes.txt; {data}/train/images"]
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)

@@ -65,7 +65,7 @@ def test_files_not_images_are_skipped_and_counted(tmp_path: Path, caplog: pytest
     random_image(0).save(root / "a" / ".hidden" / "c.png")
     with caplog.at_level(logging.WARNING):
         assert scan_folder(root) == (["a", "b"], [b"a/000.png", b"b/000.png"], [0, 1])
-    assert caplog.messages == [f"4 files are skipped, the first is a/notes.TXT; {root}"]
+    assert caplog.messages == [f"skipped 4 files, the first is a/notes.TXT; {root}"]
 
 
 def test_missing_folder_is_named_with_existing_folders(tmp_path: Path) -> None:

@@ -189,7 +189,7 @@ def test_hidden_files_of_other_systems_are_skipped_and_counted(
     _write_tar(root / "0.tar", {"x/1.png": image, **hidden, "x/1.cls": b"1"})
     source = open_source(root, allow_empty_classes=True)
     assert source.names.tolist() == [b"0.tar/x/1"]
-    assert f"4 files are skipped, the first is x/._1.png; {root / '0.tar'}" in caplog.messages
+    assert f"skipped 4 files, the first is x/._1.png; {root / '0.tar'}" in caplog.messages
 
 
 @pytest.mark.parametrize(

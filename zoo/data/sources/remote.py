@@ -24,8 +24,9 @@ from zoo.data.reading import Unreadable
 from zoo.data.sources.index import Index, parse_index
 from zoo.data.sources.location import RemoteFolder
 from zoo.data.sources.shards import Shards
-from zoo.errors import DataError, escape, hide_password, truncate
+from zoo.errors import DataError, connection_reason, escape
 from zoo.files import cache_dir, is_offline, remove_leftovers, replacing
+from zoo.tables import bytes_text, counted
 
 logger = logging.getLogger(__name__)
 
@@ -62,8 +63,8 @@ class RemoteShards(Shards):
         self._begin(root, folder, index, allow_empty_classes)
         shards = index.header["shards"]
         logger.info(
-            "%d shards, %.3g GB, are read from %s and cached in %s",
-            len(shards), sum(size for _, size in shards) / 1e9, escape(root), escape(folder),
+            "reading %s, %s, from %s, cached in %s",
+            counted(len(shards), "shard"), bytes_text(sum(size for _, size in shards)), escape(root), escape(folder),
         )  # fmt: skip
 
     def read(self, index: int) -> bytes:
@@ -98,12 +99,13 @@ def _fetch_index(root: RemoteFolder) -> tuple[Index, Path]:
     address = root.parent / f"{root.name}.index"
     if is_offline():
         raise Unreachable("ZOO_OFFLINE is set", root, "unset it, or give a folder of this machine")
+    cache = cache_dir()
 
     def fetch() -> tuple[Index, Path]:
         with _open(address.url) as source:
             content = source.read()
         index = parse_index(content, address)
-        folder = cache_dir() / "shards" / hashlib.sha256(f"{address.url}\0".encode() + content).hexdigest()[:32]
+        folder = cache / "shards" / hashlib.sha256(f"{address.url}\0".encode() + content).hexdigest()[:32]
         folder.mkdir(parents=True, exist_ok=True)
         return index, folder
 
@@ -120,7 +122,7 @@ def _retry(fetch: Callable[[], T], address: RemoteFolder) -> T:
             raise
         except Exception as error:  # each kind of server has errors of its own
             tried += 1
-            reason = truncate(hide_password(str(error)) or type(error).__name__)
+            reason = connection_reason(error)
             if tried == TRIES or isinstance(error, PERMANENT_ERRORS):
                 raise Unreachable(f"the file cannot be fetched: {reason}", address, FETCH_REMEDY) from error
             logger.warning("%s: %s; next try in %d s", escape(address), reason, 2 ** (tried - 1))

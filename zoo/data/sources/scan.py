@@ -11,6 +11,7 @@ from typing import NoReturn
 from zoo.data.reading import EXTENSIONS
 from zoo.data.sources.location import DataPath
 from zoo.errors import DataError, escape, join_names
+from zoo.tables import counted
 
 logger = logging.getLogger(__name__)
 
@@ -87,7 +88,7 @@ def find_names(root: Path, endings: Sequence[str] = EXTENSIONS, recursive: bool 
 def log_skipped(root: Path, names: Sequence[str]) -> None:
     """Log the number of files in ``root`` that are not read as images, and the first of their ``names``."""
     if names:
-        logger.warning("%d files are skipped, the first is %s; %s", len(names), escape(names[0]), escape(root))
+        logger.warning("skipped %s, the first is %s; %s", counted(len(names), "file"), escape(names[0]), escape(root))
 
 
 def _raise_unlistable(error: OSError) -> NoReturn:
@@ -100,7 +101,7 @@ def check_filled(root: DataPath, classes: Sequence[str], targets: Sequence[int],
     """Raise DataError unless there are classes, and images of each class; see `scan_folder`."""
     extensions = " ".join(EXTENSIONS)
     if not classes or not len(targets):
-        what = f"there are {len(classes)} class folders and no image in them"
+        what = f"{counted(len(classes), 'class folder')} and no image"
         raise DataError(what, root, f"it needs one folder per class with images ({extensions})")
     filled = set(targets)
     empty = [name for target, name in enumerate(classes) if target not in filled]
