@@ -89,4 +89,4 @@ def test_missing_classes_are_named_again_at_the_end_of_run(data: Path, tmp_path:
     config["input"] |= {"crop_train": 32, "scale_val": 32, "crop_val": 32}
     zoo.train(parse_experiment(config, "test"), data, log_dir=tmp_path / "log")
     lines = (tmp_path / "log" / "training_0.log").read_text().splitlines()
-    assert "2 class folders for a network with 1000 outputs; set network.num_classes to 2" in lines[-1]
+    assert "2 class folders for a network with 1,000 outputs; set network.num_classes to 2" in lines[-1]
