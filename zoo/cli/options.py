@@ -141,12 +141,13 @@ def parse_all(parser: argparse.ArgumentParser, words: Sequence[str]) -> argparse
     args, unknown = parser.parse_known_args(words)
     if not unknown:
         return args
-    if "command" not in args:
-        parser.error(f"unrecognized arguments: {' '.join(unknown)}")
-    options = _long_names(args.command)
-    names = dict.fromkeys(word[2:].partition("=")[0] for word in unknown if word.startswith("--"))
-    hints = [f"--{name}: {hint}" for name in names if (hint := args.command.hint(name, options))]
-    args.parser.error("; ".join([f"unrecognized arguments: {' '.join(unknown)}", *hints]))
+    problems = [f"unrecognized arguments: {' '.join(unknown)}"]
+    if "command" in args:
+        command: type[Command] = args.command
+        parser, options = args.parser, _long_names(command)
+        names = dict.fromkeys(word[2:].partition("=")[0] for word in unknown if word.startswith("--"))
+        problems += [f"--{name}: {hint}" for name in names if (hint := command.hint(name, options))]
+    parser.error("; ".join(problems))
 
 
 def _long_names(command: type[Command]) -> list[str]:
