@@ -11,7 +11,7 @@ from typing import ClassVar, NamedTuple
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import Dataset
+from torch.utils.data import Dataset, default_collate
 
 from zoo.data.sampler import Key
 from zoo.data.seeding import random_of
@@ -232,7 +232,10 @@ def _is_sharded(root: Path) -> bool:
 
 
 def collate(samples: list[Sample] | DataError) -> Batch | DataError:
-    """Return a Batch of the ``samples``; a DataError is returned unchanged."""
+    """Return a Batch of the ``samples``; a DataError is returned unchanged.
+
+    Raises RuntimeError in a worker whose shared memory has no room for the batch.
+    """
     if isinstance(samples, DataError):
         return samples
     first = samples[0]
@@ -243,10 +246,12 @@ def collate(samples: list[Sample] | DataError) -> Batch | DataError:
             what = f"its image is {next(kinds)}, but the image of {escape(first.path)} is {next(kinds)}"
             return DataError(what, sample.path, "give all images the same size and type")
     colors = [sample.drawn.colors for sample in samples if sample.drawn.colors is not None]
+    # In a worker, default_collate stacks into shared memory. The worker would otherwise copy private memory there in a
+    # thread of its queue, which drops the batch if that fails, and the trainer would wait for it.
     return Batch(
-        images=torch.stack([sample.drawn.pixels for sample in samples]),
-        targets=torch.stack([torch.as_tensor(sample.target) for sample in samples]),
+        images=default_collate([sample.drawn.pixels for sample in samples]),
+        targets=default_collate([torch.as_tensor(sample.target) for sample in samples]),
         paths=[sample.path for sample in samples],
-        colors=torch.tensor(colors) if colors else None,
+        colors=default_collate([torch.tensor(color) for color in colors]) if colors else None,
         normalization=samples[0].drawn.normalization,
     )

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import re
+import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -10,7 +13,7 @@ from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Sampler
+from torch.utils.data import DataLoader, Sampler, get_worker_info
 
 from zoo.config.experiment import Experiment
 from zoo.data.classes import check_num_classes
@@ -19,11 +22,15 @@ from zoo.data.map_dataset import Datasets, MapDataset
 from zoo.data.sampler import Key, TrainBatches, ValBatches, replicas_of
 from zoo.data.sources.location import DataPath
 from zoo.data.transforms.classification import TrainTransform, ValTransform
-from zoo.errors import DataError
+from zoo.errors import DataError, truncate
 from zoo.torch_internals.data import end_workers
 
 PREFETCHED = 2  # steps that a worker reads ahead
 WORKER_GRACE_S = 2.0  # how long a worker may take to exit before it is killed
+SHARED_MEMORY = "/dev/shm"
+# torch's RuntimeErrors about shared memory ("... No space left on device (28)"), and about file descriptors.
+NO_SHARED_MEMORY = re.compile(r"shared memory|\(shm\)")
+TOO_MANY_FILES = re.compile(rf"Too many open files|ancdata|\(({errno.EMFILE}|{errno.ENFILE})\)")
 
 BatchesT = TypeVar("BatchesT", bound=Sampler[list[Key]])
 
@@ -71,7 +78,7 @@ class Loader(DataLoader[Sample], Generic[BatchesT]):
             dataset,
             batch_sampler=batches,
             num_workers=options.workers,
-            collate_fn=collate,
+            collate_fn=_collate_or_fault,
             pin_memory=options.pin_memory,
             prefetch_factor=PREFETCHED * len(options.own_replicas) if options.workers else None,
             worker_init_fn=_leave_process_group,
@@ -83,7 +90,10 @@ class Loader(DataLoader[Sample], Generic[BatchesT]):
 
     def __iter__(self) -> Iterator[Batch]:  # type: ignore[override]
         """Return an iterator over the batches; this call starts prefetching."""
-        return _raise_faults(super().__iter__())
+        try:
+            return _raise_faults(super().__iter__())
+        except OSError as error:  # the first iterator creates queues and processes
+            raise DataError(f"the data workers cannot start: {error.strerror}; {shortage(str(error))}") from error
 
     def stop_workers(self) -> None:
         """Terminate the worker processes, even hung ones; the next iterator starts new ones."""
@@ -178,10 +188,44 @@ def _leave_process_group(worker: int) -> None:
         os.setpgid(0, 0)
 
 
+def _collate_or_fault(samples: list[Sample] | DataError) -> Batch | DataError:
+    """Return `collate` of the ``samples``; in a worker without room in shared memory, the DataError that says so."""
+    try:
+        return collate(samples)
+    except RuntimeError as error:
+        if isinstance(samples, DataError) or get_worker_info() is None or not NO_SHARED_MEMORY.search(str(error)):
+            raise
+        size = sum(sample.drawn.pixels.nbytes for sample in samples)
+        what = f"a data worker cannot share its batch of {size / 1e6:,.1f} MB ({truncate(error)})"
+        return DataError(f"{what}; {shortage(str(error))}")
+
+
+def shortage(reason: str) -> str:
+    """Return what data workers lack and what to do, by the text of an error: file descriptors, or shared memory."""
+    if TOO_MANY_FILES.search(reason):
+        return "--workers: use fewer workers, or allow more open files with ulimit -n"
+    try:
+        size = shutil.disk_usage(SHARED_MEMORY)
+        room = f"{SHARED_MEMORY} has {size.total / 1e6:,.1f} MB, of which {size.free / 1e6:,.1f} MB are free"
+    except OSError as error:
+        room = f"{SHARED_MEMORY} cannot be used ({error.strerror})"
+    return f"{room}; --workers: use fewer workers, or a larger {SHARED_MEMORY} (docker run --shm-size 8g)"
+
+
 def _raise_faults(batches: Iterator[Batch | DataError]) -> Iterator[Batch]:
-    for batch in batches:
+    for batch in _concise(batches):
         if isinstance(batch, DataError):
             # Raising the local variable would create a reference cycle of the exception, this frame and the workers.
             # When the garbage collector finds workers in a cycle, torch waits 5 s for each.
             raise DataError(*batch.args)
         yield batch
+
+
+def _concise(batches: Iterator[Batch | DataError]) -> Iterator[Batch | DataError]:
+    """Yield ``batches``; a one-line DataError in place of torch's RuntimeError about too many open files."""
+    try:
+        yield from batches
+    except (RuntimeError, OSError) as error:
+        if not TOO_MANY_FILES.search(str(error)):
+            raise
+        raise DataError(f"batches cannot be received from data workers; {shortage(str(error))}") from error

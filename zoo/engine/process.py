@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from zoo.data.loader import LoaderOptions
+from zoo.data.loader import LoaderOptions, shortage
 from zoo.errors import ConfigError, ZooError, truncate
 
 CPU = torch.device("cpu")
@@ -26,6 +26,7 @@ COLLECTIVE_TIMEOUT = timedelta(minutes=30)
 
 # torch raises these errors from a signal handler, so they can surface at any line of the main process.
 DEAD_WORKER = re.compile(r"DataLoader worker \(pid.*?\) (?:is killed by|exited unexpectedly)|Pin memory thread exited")
+BUS_ERROR = "Bus error"  # of a write to shared memory that is full
 
 ResultT = TypeVar("ResultT")
 
@@ -162,10 +163,8 @@ def concise_worker_errors() -> Iterator[None]:
         if not DEAD_WORKER.search(str(error)):
             raise
         reason = truncate(str(error).split(". ")[0].strip())
-        raise ZooError(
-            f"a data loader worker died ({reason}); --workers: if memory ran out, use fewer workers; continue with "
-            "--resume auto"
-        ) from error
+        remedy = shortage(reason) if BUS_ERROR in reason else "--workers: if memory ran out, use fewer workers"
+        raise ZooError(f"a data loader worker died ({reason}); {remedy}; continue with --resume auto") from error
 
 
 def _number(name: str, default: int) -> int:

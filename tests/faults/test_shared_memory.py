@@ -1,0 +1,151 @@
+"""Data workers whose shared memory is too small end the run with one line."""
+
+from __future__ import annotations
+
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import TensorDataset
+
+from tests.data.sample_images import make_splits, small_experiment
+from tests.data.sample_labels import experiment, make_labeled
+from zoo.data.dataset import Batch, collate
+from zoo.data.loader import Loader, LoaderOptions, build_train_loader, build_val_loader
+from zoo.data.map_dataset import Datasets
+from zoo.data.segmentation.loader import build_segmentation_train_loader, build_segmentation_val_loader
+from zoo.data.transforms.classification import ValTransform
+from zoo.engine.process import concise_worker_errors
+from zoo.errors import DataError, ZooError
+
+WORKER = LoaderOptions(workers=1)
+KINDS = ["train", "val", "ten crops", "tensors", "segmentation train", "segmentation val"]
+SIDE = 160  # px; an image has 77 kB, or four times as many in float32
+MOUNT = "mount -t tmpfs -o size=64k tmpfs /dev/shm"
+TIMEOUT_S = 120  # torch's own error takes as long as starting a worker; without an error the trainer waits for ever
+
+
+def _loader(kind: str, folder: Path) -> Loader[Any]:
+    """Return a loader with one worker, over images in ``folder``."""
+    if kind.startswith("segmentation"):
+        data = make_labeled(folder, 3, 3)
+        build = build_segmentation_train_loader if kind.endswith("train") else build_segmentation_val_loader
+        return build(data, experiment(crop=SIDE, longest_side_val=SIDE), WORKER)
+    settings = small_experiment(crop_train=SIDE, color_jitter_train=True, lighting_train=True)
+    if kind == "tensors":
+        images = TensorDataset(torch.zeros(8, 3, SIDE, SIDE), torch.zeros(8, dtype=torch.int64))
+        return build_train_loader(Datasets(images), settings, WORKER)
+    data = make_splits(folder)
+    if kind == "train":
+        return build_train_loader(data, settings, WORKER)
+    return build_val_loader(data, ValTransform(SIDE, SIDE, [0.5] * 3, [0.5] * 3, kind == "ten crops"), 2, WORKER)
+
+
+def _read_all(kind: str, folder: str) -> None:
+    """Print the DataError that ends the iteration over a loader."""
+    try:
+        list(_loader(kind, Path(folder)))
+    except DataError as error:
+        print(error)
+
+
+def _in_small_memory(code: str) -> list[str]:
+    command = ["unshare", "-m", "sh", "-c", f'{MOUNT} && exec "$@"', "sh", sys.executable, "-c", code]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, check=True)
+    return done.stdout.splitlines()
+
+
+def _can_mount() -> bool:
+    command = ["unshare", "-m", "sh", "-c", MOUNT]
+    return shutil.which("unshare") is not None and subprocess.run(command, capture_output=True).returncode == 0
+
+
+@pytest.mark.dist
+@pytest.mark.parametrize("kind", KINDS)
+def test_batch_beyond_shared_memory_raises(tmp_path: Path, kind: str) -> None:
+    if not _can_mount():
+        pytest.skip("mounting needs privileges")
+    code = f"from tests.faults.test_shared_memory import _read_all; _read_all({kind!r}, {str(tmp_path)!r})"
+    (line,) = _in_small_memory(code)
+    for part in ("No space left on device", "/dev/shm has 0.1 MB", "--workers"):
+        assert part in line
+
+
+def _collate_shared(samples: Any) -> Batch | DataError:
+    """Collate as usual, with the paths replaced by whether each tensor is in shared memory."""
+    batch = collate(samples)
+    assert isinstance(batch, Batch)
+    tensors = [tensor for tensor in (batch.images, batch.targets, batch.colors) if tensor is not None]
+    return batch._replace(paths=[str(tensor.is_shared()) for tensor in tensors])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_worker_stacks_batch_in_shared_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+    """An error of the allocation is then one of the worker's own code, and not of a thread of its queue."""
+    monkeypatch.setattr("zoo.data.loader.collate", _collate_shared)
+    batch = next(iter(_loader(kind, tmp_path)))
+    assert set(batch.paths) == {"True"}
+
+
+@pytest.mark.parametrize(
+    ("reason", "advice"),
+    [
+        ("unable to allocate shared memory(shm) for file </torch_7>: No space left on device (28)", "/dev/shm has"),
+        ("unable to open shared memory object </torch_7> in read-write mode: Too many open files (24)", "ulimit -n"),
+        ("unable to write to file of shared memory: Cannot allocate memory (12)", "/dev/shm has"),
+    ],
+)
+def test_worker_without_shared_memory_names_way_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reason: str, advice: str
+) -> None:
+    def fail(*args: Any) -> Any:
+        raise RuntimeError(reason)
+
+    monkeypatch.setattr("zoo.data.dataset.default_collate", fail)
+    with pytest.raises(DataError, match=advice) as error:
+        next(iter(_loader("train", tmp_path)))
+    assert "--workers" in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_missing_shared_memory_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("zoo.data.loader.SHARED_MEMORY", str(tmp_path / "none"))
+    reason = "DataLoader worker (pid 7) is killed by signal: Bus error. It is possible"
+    with pytest.raises(ZooError, match=r"/none cannot be used .No such file") as error, concise_worker_errors():
+        raise RuntimeError(reason)
+    assert "--resume auto" in str(error.value)
+
+
+def test_worker_killed_by_other_signal_is_not_blamed_on_shared_memory() -> None:
+    reason = f"DataLoader worker (pid 7) is killed by signal: {signal.strsignal(signal.SIGKILL)}. "
+    with pytest.raises(ZooError, match="fewer workers") as error, concise_worker_errors():
+        raise RuntimeError(reason)
+    assert "/dev/shm" not in str(error.value)
+
+
+@pytest.mark.parametrize("reason", ["Too many open files. Communication is impossible", "received 0 items of ancdata"])
+def test_limit_of_open_files_names_way_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reason: str) -> None:
+    loader = _loader("train", tmp_path)
+
+    def fail(self: Any) -> Any:
+        yield next(batches)
+        raise RuntimeError(reason)
+
+    batches = iter(loader)
+    monkeypatch.setattr("torch.utils.data.DataLoader.__iter__", fail)
+    with pytest.raises(DataError, match="ulimit -n"):
+        list(loader)
+
+
+def test_workers_that_cannot_start_name_way_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(self: Any) -> Any:
+        raise OSError(28, "No space left on device")  # of a semaphore
+
+    monkeypatch.setattr("torch.utils.data.DataLoader.__iter__", fail)
+    with pytest.raises(DataError, match=r"workers cannot start.*/dev/shm has"):
+        iter(_loader("train", tmp_path))
