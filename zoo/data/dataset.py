@@ -75,8 +75,8 @@ class Batch(NamedTuple):
 class ImageDataset(Dataset[Sample]):
     """Base class of the data sets, see `zoo.data.sampler.Key`. Samples do not depend on the process.
 
-    Subclasses define `_draw`, which may use random numbers, and `number_classes`. Messages use `class_kind`, and
-    `class_unit`, what has a class.
+    Subclasses define `_draw`, which may use random numbers, and `number_classes`. Messages use `class_kind`,
+    `class_unit`, what has a class, and `remedy`, what to do about an unusable image.
 
     Args:
     - `root`: the folder of the images.
@@ -88,6 +88,7 @@ class ImageDataset(Dataset[Sample]):
 
     class_kind: ClassVar[str] = "class folders"
     class_unit: ClassVar[str] = "image"
+    remedy: str = FolderSource.remedy
 
     def __init__(self, root: DataPath, classes: list[str], names: np.ndarray, *, seed: int) -> None:
         self.root = root
@@ -139,7 +140,7 @@ class ImageDataset(Dataset[Sample]):
         except Unreachable:
             raise
         except DataError as error:
-            raise DataError(f"{error}; replace or remove the file") from error
+            raise DataError(f"{error}; {self.remedy}") from error
 
     def __getitems__(self, keys: Sequence[Key]) -> list[Sample] | DataError:
         """Return the samples of a batch, or the DataError that prevents it.
@@ -177,6 +178,7 @@ class ImageFolder(ImageDataset):
         self.source = open_source(root, allow_empty_classes)
         super().__init__(root, self.source.classes, self.source.names, seed=seed)
         self.transform = transform
+        self.remedy = self.source.remedy
         self._outputs = np.arange(len(self.classes))
 
     def file_name(self, index: int) -> str:

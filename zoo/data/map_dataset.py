@@ -69,6 +69,7 @@ class MapDataset(ImageDataset):
     """
 
     class_kind = "classes"
+    remedy = "correct the item, or leave it out"
 
     def __init__(
         self,

@@ -17,12 +17,13 @@ import torch
 
 from tests.data.sample_images import CLASSES, make_splits, small_experiment
 from zoo.cli import main
-from zoo.data.dataset import open_source
+from zoo.data.dataset import ImageFolder, open_source
 from zoo.data.loader import LoaderOptions, build_train_loader
 from zoo.data.prepare.write_shards import write_shards
 from zoo.data.sources.folder import FolderSource
 from zoo.data.sources.index import index_path
 from zoo.data.sources.shards import Shards
+from zoo.data.transforms.classification import TrainTransform
 from zoo.errors import DataError
 
 CPU = torch.device("cpu")
@@ -322,13 +323,52 @@ def test_truncated_shard_raises(shards: Path, damage: str) -> None:
         Shards(shards / "train")
 
 
-def test_class_names_other_than_in_index_raise(shards: Path) -> None:
-    names = shards / "train" / "classes.txt"
-    names.write_text(names.read_text().replace("ant", "bug"))
-    with pytest.raises(DataError, match=r"classes.txt and the index have different names; remove it"):
+@pytest.mark.parametrize("names", [["bug", "bee", "cat"], ["bee", "ant", "cat"], ["ant", "bee", "cat", "dog"], None])
+def test_class_names_other_than_in_index_raise(shards: Path, names: list[str] | None) -> None:
+    """None: the file was removed, and the classes are called by their numbers."""
+    path = shards / "train" / "classes.txt"
+    path.unlink() if names is None else path.write_text("\n".join(names))
+    with pytest.raises(DataError, match=r"classes.txt .* ant, bee, cat; remove it"):
         Shards(shards / "train")
     index_path(shards / "train").unlink()
-    assert Shards(shards / "train").classes[0] == "bug"
+    assert Shards(shards / "train", allow_empty_classes=True).classes == (names or ["0", "1", "2"])
+
+
+LABELS = {
+    "cls": {"1.png": b"", "1.cls": b"1", "2.png": b"", "2.cls": b"0"},
+    "cls before image": {"1.cls": b"1\n", "1.png": b"", "2.cls": b"0\n", "2.png": b""},
+    "json": {"1.png": b"", "1.json": b'{"label": 1}', "2.json": b'{"label": 0}', "2.png": b""},
+    "text beside label": {"1.png": b"", "1.json": b'{"label": 1, "by": "a"}', "2.cls": b"0", "2.png": b""},
+}
+
+
+@pytest.mark.parametrize("kind", LABELS)
+def test_label_corrected_after_indexing_raises(tmp_path: Path, kind: str) -> None:
+    """The size of the shard stays, as tar files consist of blocks."""
+    shard = tmp_path / "train" / "0.tar"
+    members = {name: content or os.urandom(40) for name, content in LABELS[kind].items()}
+    _write_tar(shard, members)
+    before, image = open_source(shard.parent), members["1.png"]
+    assert before.targets.tolist() == [1, 0]
+    size, label = shard.stat().st_size, next(name for name in members if name in ("1.cls", "1.json"))
+    _write_tar(shard, {**members, label: members[label].replace(b"1", b"0")})
+    assert shard.stat().st_size == size
+    source = open_source(shard.parent, allow_empty_classes=True)
+    with pytest.raises(DataError, match=r"0.tar/1: .* has changed since it was indexed"):
+        source.read(0)
+    assert source.read(1) == members["2.png"]
+    with pytest.raises(DataError, match=r"0.tar/1: .* has changed since .*; replace the shard; .*remove its index"):
+        ImageFolder(shard.parent, TrainTransform(small_experiment().input), allow_empty_classes=True)[0, 0]
+    index_path(shard.parent).unlink()
+    corrected = open_source(shard.parent, allow_empty_classes=True)
+    assert (corrected.read(0), corrected.targets.tolist()) == (image, [0, 0])
+
+
+def test_label_too_large_for_index_raises(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("zoo.data.sources.shards.MAX_IMAGE_BYTES", 30)
+    _write_tar(tmp_path / "train" / "0.tar", {"1.png": b"x", "1.json": b'{"label": 1}' + b" " * 30})
+    with pytest.raises(DataError, match="the label of sample 1 has 42 bytes, more than 30"):
+        open_source(tmp_path / "train")
 
 
 def test_digest_of_shards_depends_on_content_of_their_images(data: Path, tmp_path: Path) -> None:

@@ -49,9 +49,9 @@ class FolderSource:
     - `targets`: class indices of the images, (n,).
     """
 
-    details: Sequence[
-        np.ndarray
-    ] = ()  # further arrays that identify the images: none, as the names contain the classes
+    # Further arrays that identify the images: none, as the names contain the classes.
+    details: Sequence[np.ndarray] = ()
+    remedy = "replace or remove the file"  # of an unusable image
 
     def __init__(self, root: Path, allow_empty_classes: bool = False) -> None:
         self.root = root

@@ -20,7 +20,10 @@ from zoo.config.limits import MAX_IMAGE_BYTES
 from zoo.errors import DataError, truncate
 from zoo.files import replacing
 
-COLUMNS = {"names": "S", "targets": "i", "shards": "i", "offsets": "i", "lengths": "i", "checksums": "i"}
+COLUMNS = {
+    "names": "S", "targets": "i", "shards": "i", "offsets": "i", "lengths": "i", "label_offsets": "i",
+    "label_lengths": "i", "checksums": "i",
+}  # fmt: skip
 SHARD_SUFFIX = ".tar"
 MAX_SHARD_BYTES = 2**40
 REINDEX_HINT = "remove it, and it is written again"
@@ -60,9 +63,10 @@ def _check(header: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> None:
             raise ValueError(f"it has no valid {name}")
     _check_range(arrays, "targets", len(classes))
     _check_range(arrays, "shards", len(shards))
-    _check_range(arrays, "lengths", MAX_IMAGE_BYTES)
     sizes = np.array([size for _, size in shards], dtype=np.int64)[arrays["shards"]]
-    _check_range(arrays, "offsets", sizes - arrays["lengths"] + 1)
+    for offsets, lengths in (("offsets", "lengths"), ("label_offsets", "label_lengths")):
+        _check_range(arrays, lengths, MAX_IMAGE_BYTES + 1)
+        _check_range(arrays, offsets, sizes - arrays[lengths] + 1)
 
 
 def _check_range(arrays: Mapping[str, np.ndarray], name: str, end: int | np.ndarray) -> None:

@@ -36,21 +36,26 @@ PIECE_BYTES = 2**20
 REPLACE = "replace it, or create it anew"
 
 
-class _IndexEntry(NamedTuple):
-    """Where an image is in its shard: the key of its sample, its bytes, its class, and its CRC-32."""
-
-    key: str
-    offset: int
-    length: int
-    target: int
-    checksum: int
-
-
 class _Member(NamedTuple):
     """Where a member of a tar file is."""
 
     offset: int
     size: int
+
+    def read(self, file: IO[bytes]) -> bytes:
+        """Return the content of the member of the open tar ``file``."""
+        file.seek(self.offset)
+        return file.read(self.size)
+
+
+class _IndexEntry(NamedTuple):
+    """A sample of a shard: its key, where its image and its label are, its class, and the `_checksum` of both."""
+
+    key: str
+    image: _Member
+    label: _Member
+    target: int
+    checksum: int
 
 
 class Shards:
@@ -66,6 +71,7 @@ class Shards:
     """
 
     root: DataPath
+    remedy = "replace the shard; if it was changed on purpose, remove its index, which is written again"
 
     def __init__(self, root: Path, allow_empty_classes: bool = False) -> None:
         self._begin(root, root, _open_index(root), allow_empty_classes)
@@ -75,20 +81,24 @@ class Shards:
         self.root, self._folder, self._index = root, folder, index
         arrays = index.arrays
         self.names, self.targets = arrays["names"], arrays["targets"]
-        self._shards, self._offsets, self._lengths = arrays["shards"], arrays["offsets"], arrays["lengths"]
-        self._checksums = arrays["checksums"]
-        self.details = self.targets, self._lengths, self._checksums  # identify the images besides their names
+        self._shards = arrays["shards"]
+        self.details = self.targets, arrays["lengths"], arrays["checksums"]  # identify the images besides their names
         self.classes = [str(name) for name in self._index.header["classes"]]
         check_filled(root, self.classes, np.unique(self.targets).tolist(), allow_empty_classes)
 
     def read(self, index: int) -> bytes:
-        """Return the bytes of image ``index``; Unreadable if that is impossible or the checksum differs."""
+        """Return the bytes of image ``index``.
+
+        Raises Unreadable if that is impossible, or if the checksum of the image and its label differs.
+        """
+        arrays = self._index.arrays
+        image = _Member(int(arrays["offsets"][index]), int(arrays["lengths"][index]))
+        label = _Member(int(arrays["label_offsets"][index]), int(arrays["label_lengths"][index]))
         with naming(escape(os.path.join(self.root, os.fsdecode(self.names[index]))), "an image"):
             path = os.path.join(self._folder, self._index.header["shards"][self._shards[index]][0])
             with open(path, "rb", buffering=0) as file:
-                file.seek(self._offsets[index])
-                encoded = file.read(self._lengths[index])
-            if zlib.crc32(encoded) != self._checksums[index]:
+                encoded, text = image.read(file), label.read(file)
+            if _checksum(encoded, text) != arrays["checksums"][index]:
                 raise ValueError("the shard is damaged, or has changed since it was indexed")
             return encoded
 
@@ -115,8 +125,10 @@ def write_shard_index(root: Path) -> int:
         "names": np.array(names, dtype=bytes),
         "targets": np.array([entry.target for entry in flat], dtype=np.int32),
         "shards": np.repeat(np.arange(len(shards), dtype=np.int32), [len(share) for share in entries]),
-        "offsets": np.array([entry.offset for entry in flat], dtype=np.int64),
-        "lengths": np.array([entry.length for entry in flat], dtype=np.int32),
+        "offsets": np.array([entry.image.offset for entry in flat], dtype=np.int64),
+        "lengths": np.array([entry.image.size for entry in flat], dtype=np.int32),
+        "label_offsets": np.array([entry.label.offset for entry in flat], dtype=np.int64),
+        "label_lengths": np.array([entry.label.size for entry in flat], dtype=np.int32),
         "checksums": np.array([entry.checksum for entry in flat], dtype=np.int64),
     }
     write_index(index_path(root), {"classes": classes, "shards": _names_and_sizes(shards)}, arrays)
@@ -145,8 +157,10 @@ def _open_index(root: Path) -> Index:
     index = parse_index(read_bytes(path, "an index"), path)
     if index.header["shards"] != _names_and_sizes(shard_files(root)):
         raise DataError("the index belongs to other shards", path, REINDEX_HINT)
-    if (root / CLASSES_FILE).exists() and _class_names(root, 0) != index.header["classes"]:
-        raise DataError(f"{CLASSES_FILE} and the index have different names", path, REINDEX_HINT)
+    names, has_file = index.header["classes"], (root / CLASSES_FILE).exists()
+    if _class_names(root, 0 if has_file else len(names)) != names:
+        what = f"{CLASSES_FILE} and the index have different names" if has_file else f"{CLASSES_FILE} was removed"
+        raise DataError(f"{what}: the index names the classes {join_names(names, 3)}", path, REINDEX_HINT)
     return index
 
 
@@ -240,16 +254,21 @@ def _scan_sample(file: IO[bytes], key: str, sample: dict[str, _Member]) -> Itera
         members = join_names(f"{key}.{extension}" for extension in sample)
         what = f"sample {key} has {len(images)} images, not one: its members are {members}"
         raise DataError(f"{what}, as the key of a sample ends at the first dot of a name")
-    if images[0].size > MAX_IMAGE_BYTES:
-        raise DataError(f"the image of sample {key} has {images[0].size:,} bytes, more than {MAX_IMAGE_BYTES:,}")
     label = sample.get("cls") or sample.get("json")
     if label is None:
         what = f"sample {key} has no class: neither {key}.cls nor .json"
         raise DataError(f"{what}; if this is an archive of one class, unpack it into a folder of the class")
-    file.seek(label.offset)
-    target = _target_of(file.read(label.size), label is sample.get("cls"), key)
-    file.seek(images[0].offset)
-    yield _IndexEntry(key, images[0].offset, images[0].size, target, zlib.crc32(file.read(images[0].size)))
+    for part, member in (("image", images[0]), ("label", label)):
+        if member.size > MAX_IMAGE_BYTES:
+            raise DataError(f"the {part} of sample {key} has {member.size:,} bytes, more than {MAX_IMAGE_BYTES:,}")
+    text = label.read(file)
+    target = _target_of(text, label is sample.get("cls"), key)
+    yield _IndexEntry(key, images[0], label, target, _checksum(images[0].read(file), text))
+
+
+def _checksum(image: bytes, label: bytes) -> int:
+    """Return the CRC-32 of the bytes of a label and of its image."""
+    return zlib.crc32(image, zlib.crc32(label))
 
 
 def _target_of(content: bytes, is_number: bool, key: str) -> int:
