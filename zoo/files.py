@@ -1,4 +1,4 @@
-"""The cache folder, and files that are written to a temporary name and renamed."""
+"""The cache folder, files that are written to a temporary name and renamed, and faults of file systems."""
 
 from __future__ import annotations
 
@@ -7,18 +7,36 @@ import errno
 import glob
 import io
 import json
+import logging
 import os
 import secrets
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from time import sleep
+from typing import Any, TypeVar
+
+from zoo.errors import escape, hide_password, truncate
+
+logger = logging.getLogger(__name__)
 
 from zoo.errors import ConfigError
 
 NO_WAIT = getattr(os, "O_NONBLOCK", 0)  # Windows has no FIFOs among its files
 DISTRIBUTION = "zoo-lean"  # the name in package indexes, where zoo is another package
+# Errors of a file system or of a limit on open files. They may pass, and say nothing about the content of the file.
+TOO_MANY_FILES = {errno.EMFILE, errno.ENFILE}
+FILE_SYSTEM_ERRORS = TOO_MANY_FILES | {
+    getattr(errno, name)
+    for name in (
+        "EIO", "EAGAIN", "EBUSY", "EINTR", "ETIMEDOUT", "ESTALE", "EREMOTEIO", "ENOTCONN", "ECONNABORTED",
+        "ECONNREFUSED", "ECONNRESET", "EHOSTDOWN", "EHOSTUNREACH", "ENETDOWN", "ENETUNREACH", "ENOLCK", "ENOMEM",
+    )
+    if hasattr(errno, name)
+}  # fmt: skip
+
+T = TypeVar("T")
 
 
 def cache_dir() -> Path:
@@ -50,6 +68,23 @@ def open_regular(path: str | os.PathLike[str]) -> io.FileIO:
         file.close()
         raise OSError(errno.EINVAL, "it is a FIFO, a socket or a device, not a regular file", os.fspath(path))
     return file
+
+
+def retry(action: Callable[[], T], passes: Callable[[Exception], bool], waits_s: Sequence[float], where: object) -> T:
+    """Return ``action()``, which is called again after each of ``waits_s`` if ``passes`` says that its error may pass.
+
+    The last error is raised. Each new try is logged with ``where``.
+    """
+    for wait_s in waits_s:
+        try:
+            return action()
+        except Exception as error:
+            if not passes(error):
+                raise
+            reason = truncate(hide_password(str(error)) or type(error).__name__)
+            logger.warning("%s: %s; next try in %g s", escape(where), reason, wait_s)
+            sleep(wait_s)
+    return action()
 
 
 def decode_text(content: bytes, errors: str = "strict") -> str:

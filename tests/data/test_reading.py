@@ -2,16 +2,33 @@
 
 from __future__ import annotations
 
+import errno
+import io
+import os
 import struct
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image, ImageFile
 
-from tests.data.sample_images import random_image
-from zoo.data.reading import read_image
+from tests.data.sample_images import make_splits, random_image
+from tests.data.sample_labels import make_labeled
+from zoo.data import reading
+from zoo.data.dataset import ImageDataset, ImageFolder, open_source
+from zoo.data.map_dataset import MapDataset
+from zoo.data.prepare.write_shards import write_shards
+from zoo.data.reading import Unreachable, read_image
+from zoo.data.segmentation.label_maps import labeled_images
+from zoo.data.segmentation.loader import LabeledFolder
+from zoo.data.segmentation.transforms import SegmentationVal
+from zoo.data.sources.folder import FolderSource
+from zoo.data.sources.index import index_path
+from zoo.data.transforms.classification import ValTransform
 from zoo.errors import DataError
+from zoo.files import open_regular
 
 
 def _saved(path: Path, image: Image.Image, **options: object) -> Path:
@@ -103,6 +120,121 @@ def test_broken_image_is_named_in_one_line(tmp_path: Path, kind: str) -> None:
     assert "\n" not in message
     assert "object at 0x" not in message
     assert "index out of range" not in message
+
+
+class _Flaky:
+    """Opens files, but for the first ``times`` calls, which fail with ``number``."""
+
+    def __init__(self, number: int, times: int) -> None:
+        self._number, self._times = number, times
+
+    def __call__(self, path: Any) -> Any:
+        self._times -= 1
+        if self._times >= 0:
+            raise OSError(self._number, os.strerror(self._number), os.fspath(path))
+        return open_regular(path)
+
+
+FAULTS = [errno.EIO, errno.ESTALE, errno.EAGAIN, errno.ETIMEDOUT, errno.ENOTCONN, errno.EMFILE, errno.ENFILE]
+KINDS = ["folder", "shards", "items", "label maps"]
+
+
+@pytest.fixture
+def waits(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The seconds that are waited, without waiting."""
+    seconds: list[float] = []
+    monkeypatch.setattr("zoo.files.sleep", seconds.append)
+    return seconds
+
+
+def _dataset(kind: str, folder: Path) -> ImageDataset:
+    """Return images in ``folder``, all of which are read with `_open`."""
+    transform = ValTransform(-1, 8, [0.5] * 3, [0.5] * 3)
+    if kind == "label maps":
+        found = labeled_images(make_labeled(folder), "train", "folders", 3, 255)
+        return LabeledFolder(found, SegmentationVal([0.5] * 3, [0.5] * 3, None), ignore_label=255)
+    data = make_splits(folder / "data")
+    if kind == "items":
+
+        class Items(list[Path]):
+            def __getitem__(self, index: Any) -> Any:
+                with reading.open_regular(super().__getitem__(index)) as file:
+                    return Image.open(io.BytesIO(file.read())), 0
+
+        return MapDataset(Items(sorted((data / "val").glob("*/*"))), transform)
+    if kind == "shards":
+        write_shards(FolderSource(data / "val"), folder / "val", per_shard=4, seed=None)
+        return ImageFolder(folder / "val", transform)
+    return ImageFolder(data / "val", transform)
+
+
+def _break(monkeypatch: pytest.MonkeyPatch, flaky: _Flaky) -> None:
+    for module in ("reading", "sources.shards"):
+        monkeypatch.setattr(f"zoo.data.{module}.open_regular", flaky)
+
+
+@pytest.mark.parametrize("number", FAULTS)
+@pytest.mark.parametrize("kind", KINDS)
+def test_passing_fault_of_file_system_changes_no_bit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, waits: list[float], kind: str, number: int
+) -> None:
+    dataset = _dataset(kind, tmp_path)
+    expected = dataset[0, 3]
+    _break(monkeypatch, _Flaky(number, 2))
+    assert torch.equal(dataset[0, 3].drawn.pixels, expected.drawn.pixels)
+    assert waits == [0.5, 1.0]
+
+
+@pytest.mark.parametrize("number", FAULTS)
+@pytest.mark.parametrize("kind", KINDS)
+def test_lasting_fault_of_file_system_does_not_blame_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, waits: list[float], kind: str, number: int
+) -> None:
+    dataset = _dataset(kind, tmp_path)
+    _break(monkeypatch, _Flaky(number, 10**9))
+    with pytest.raises(Unreachable, match=f"the file system answered: {os.strerror(number)}; ") as caught:
+        dataset[0, 3]
+    advice = "ulimit -n" if number in (errno.EMFILE, errno.ENFILE) else "network drive"
+    assert advice in str(caught.value)
+    assert "replace" not in str(caught.value)
+    assert waits[:4] == [0.5, 1.0, 2.0, 4.0]
+
+
+@pytest.mark.parametrize("number", [errno.EACCES, errno.ENOENT, errno.ELOOP])
+@pytest.mark.parametrize("kind", ["folder", "shards", "label maps"])
+def test_fault_of_one_file_is_not_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, waits: list[float], kind: str, number: int
+) -> None:
+    dataset = _dataset(kind, tmp_path)
+    _break(monkeypatch, _Flaky(number, 10**9))
+    with pytest.raises(DataError, match=f"{os.strerror(number)}; replace"):
+        dataset[0, 3]
+    assert waits == []
+
+
+@pytest.mark.parametrize("number", [errno.EIO, errno.ESTALE])
+def test_fault_of_file_system_at_begin_does_not_blame_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, waits: list[float], number: int
+) -> None:
+    _dataset("shards", tmp_path)
+    index_path(tmp_path / "val").unlink()
+
+    def fail(*args: Any, **options: Any) -> Any:
+        raise OSError(number, os.strerror(number), "x")
+
+    monkeypatch.setattr("tarfile.open", fail)
+    with pytest.raises(Unreachable, match=os.strerror(number)):
+        open_source(tmp_path / "val")
+    monkeypatch.setattr("os.walk", lambda root, onerror, **options: onerror(OSError(number, os.strerror(number), "x")))
+    with pytest.raises(Unreachable, match=os.strerror(number)):
+        open_source(tmp_path / "data" / "val")
+
+
+def test_item_of_data_set_is_not_called_file(tmp_path: Path) -> None:
+    dataset = MapDataset([(random_image(0), -1)], ValTransform(-1, 8, [0.5] * 3, [0.5] * 3))
+    with pytest.raises(DataError, match=r"label is -1.*; correct the item, or leave it out") as caught:
+        dataset[0, 0]
+    assert "file" not in str(caught.value)
 
 
 def test_lack_of_memory_does_not_blame_image(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

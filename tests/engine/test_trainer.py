@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import math
 import os
 import shutil
@@ -13,11 +14,13 @@ from unittest import mock
 
 import pytest
 import torch
+import torch.distributed as dist
 from PIL import Image
 from torch import nn
 
 from tests.dist.spawn import run_distributed
 from tests.engine.tiny import SIDE_PX, MemoryLog, build_net, differences, make_config, make_images, run
+from zoo.data.reading import Unreachable, read_bytes
 from zoo.engine.checkpoint import BEST, CHECKPOINT, PREVIOUS, read
 from zoo.engine.reporting import TrainMetrics
 from zoo.engine.state import all_finite
@@ -181,6 +184,94 @@ def test_unreadable_image_ends_run_with_its_name(tmp_path: Path, workers: int) -
     bad.write_bytes(bad.read_bytes()[:60])
     with pytest.raises(DataError, match=r"class1/5\.png"):
         run(make_config(), folder, tmp_path / "log", MemoryLog(), workers=workers)
+
+
+class _Drive:
+    """Reads files, but for one that it refuses with ``number``: of ``split``, after ``count`` others of it."""
+
+    def __init__(self, split: str, count: int, number: int) -> None:
+        self._split, self._count, self._number = f"/{split}/", count, number
+
+    def __call__(self, path: Any, *args: Any) -> bytes:
+        if self._split in os.fspath(path):
+            self._count -= 1
+            if self._count < 0:
+                raise Unreachable(f"{path}: the file system answered: {os.strerror(self._number)}")
+        return read_bytes(path, *args)
+
+
+@pytest.mark.parametrize(
+    ("split", "count", "step"), [("train", 17, 2), ("train", 57, 7), ("val", 3, 5), ("val", 11, 10)]
+)
+def test_fault_of_data_saves_at_step_and_resumed_run_is_bit_identical(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, split: str, count: int, step: int
+) -> None:
+    """An epoch has 5 steps of 8 images, and 6 images to validate with."""
+    run(make_config(), data, tmp_path / "straight", MemoryLog())
+    with monkeypatch.context() as patch:
+        patch.setattr("zoo.data.sources.folder.read_bytes", _Drive(split, count, errno.EIO))
+        with pytest.raises(DataError, match=r"Input/output error; the state is saved in .*: .*--resume auto"):
+            run(make_config(), data, tmp_path / "stopped", MemoryLog())
+    assert read(tmp_path / "stopped" / CHECKPOINT)["position"]["step"] == step
+    run(make_config(), data, tmp_path / "stopped", MemoryLog(), resume="auto")
+    ends = [read(tmp_path / name / CHECKPOINT) for name in ("straight", "stopped")]
+    assert differences(*ends) == []
+
+
+def test_fault_of_first_batch_saves_nothing(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("zoo.data.sources.folder.read_bytes", _Drive("train", 0, errno.ESTALE))
+    with pytest.raises(DataError, match=r"Stale file handle$"):
+        run(make_config(), data, tmp_path / "log", MemoryLog())
+    assert list((tmp_path / "log").iterdir()) == []
+
+
+def test_fault_at_begin_of_later_epoch_names_its_checkpoint(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("zoo.data.sources.folder.read_bytes", _Drive("train", 40, errno.ESTALE))
+    with pytest.raises(DataError, match="the state is saved in"):
+        run(make_config(), data, tmp_path / "log", MemoryLog())
+    assert [path.name for path in (tmp_path / "log").glob("checkpoint*")] == [CHECKPOINT]
+
+
+def test_fault_of_data_is_named_beside_failed_save(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*args: Any) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr("torch.save", fail)
+    monkeypatch.setattr("zoo.data.sources.folder.read_bytes", _Drive("train", 17, errno.ESTALE))
+    with pytest.raises(DataError, match=r"Stale file handle; the checkpoint cannot be written .*Input/output error"):
+        run(make_config(), data, tmp_path / "log", MemoryLog())
+
+
+def _end_of_two(data: str, log_dir: str, split: str, count: int, faulty_rank: int) -> str:
+    """Train with a fault on one of two ranks, and then without; return the error of this rank."""
+    config = make_config(network={"bn_mode": "standard"})
+    with pytest.MonkeyPatch.context() as patch:
+        if dist.get_rank() == faulty_rank:
+            patch.setattr("zoo.data.sources.folder.read_bytes", _Drive(split, count, errno.EIO))
+        try:
+            run(config, Path(data), Path(log_dir), MemoryLog())
+        except DataError as error:
+            text = str(error)
+    run(config, Path(data), Path(log_dir), MemoryLog(), resume="auto")
+    return text
+
+
+@pytest.mark.dist
+@pytest.mark.parametrize(
+    ("split", "count", "faulty_rank"),
+    [("train", 9, 0), ("train", 19, 1), ("train", 35, 1), ("val", 0, 0), ("val", 2, 1)],
+)
+def test_fault_of_data_on_one_rank_saves_on_all(
+    data: Path, tmp_path: Path, split: str, count: int, faulty_rank: int
+) -> None:
+    """A rank has 5 steps of 4 images in an epoch, and 3 images to validate with."""
+    texts = run_distributed(_end_of_two, 2, str(data), str(tmp_path / "log"), split, count, faulty_rank)
+    assert texts[0] == texts[1]
+    assert f"/{split}/" in texts[0]
+    assert "Input/output error; the state is saved" in texts[0]
+    assert read(tmp_path / "log" / CHECKPOINT)["position"]["step"] == 15
 
 
 def _replace(data: Path) -> None:

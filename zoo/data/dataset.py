@@ -13,11 +13,12 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset, default_collate
 
+from zoo.data.reading import Unreachable
 from zoo.data.sampler import Key
 from zoo.data.seeding import random_of
 from zoo.data.sources.folder import FolderSource, sizes_digest, source_digest
 from zoo.data.sources.location import DataPath, RemoteFolder
-from zoo.data.sources.remote import RemoteShards, Unreachable
+from zoo.data.sources.remote import RemoteShards
 from zoo.data.sources.scan import class_folders
 from zoo.data.sources.shards import Shards, shard_files
 from zoo.data.transforms.augmentation import Normalization, finish

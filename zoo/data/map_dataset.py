@@ -19,6 +19,7 @@ from torch.utils.data import ConcatDataset, Dataset, IterableDataset, Subset
 
 from zoo.data.dataset import ImageDataset, Sample
 from zoo.data.identity import object_digests
+from zoo.data.reading import delivered
 from zoo.data.seeding import seeded_global_generators
 from zoo.data.transforms.classification import Drawn, Transform, as_pixels
 from zoo.errors import DataError, join_names, shorten_repr
@@ -103,12 +104,16 @@ class MapDataset(ImageDataset):
 
     def _draw(self, index: int, epoch: int, generator: Random) -> Sample:
         name = self.file_name(index)
-        # A copy, so that ``transform`` draws the same numbers as for the images of a folder.
-        with seeded_global_generators(copy(generator)):
-            try:
-                item = self.dataset[index]
-            except OSError as error:  # also Pillow's, for a damaged file
-                raise DataError(f"it cannot be read ({error})", name) from error
+
+        def read() -> Any:
+            # A copy, so that ``transform`` draws the same numbers as for the images of a folder.
+            with seeded_global_generators(copy(generator)):
+                return self.dataset[index]
+
+        try:
+            item = delivered(read, name)
+        except OSError as error:  # also Pillow's, for a damaged file
+            raise DataError(f"it cannot be read ({error})", name) from error
         if isinstance(item, Mapping) and {"image", "label"} <= item.keys():
             item = item["image"], item["label"]
         if not isinstance(item, (tuple, list)) or len(item) != 2:

@@ -15,7 +15,7 @@ from PIL import Image, ImageFile, UnidentifiedImageError
 
 from zoo.config.limits import MAX_IMAGE_BYTES, MAX_PIXELS
 from zoo.errors import DataError, escape
-from zoo.files import decode_text, open_regular
+from zoo.files import FILE_SYSTEM_ERRORS, TOO_MANY_FILES, decode_text, open_regular, retry
 
 # PIL's names of the accepted formats, and torchvision's image extensions. PIL supports more formats; one of them, EPS,
 # runs an external program.
@@ -23,6 +23,8 @@ FORMATS = ("JPEG", "PNG", "PPM", "BMP", "TIFF", "WEBP")
 EXTENSIONS = (".jpg", ".jpeg", ".png", ".ppm", ".pgm", ".bmp", ".tif", ".tiff", ".webp")
 
 MAX_16_BIT = 65535
+
+WAITS_S = (0.5, 1.0, 2.0, 4.0)  # before the next tries to read a file that the file system does not deliver
 
 CHUNK = 1024  # files that are submitted to the threads at a time, to bound memory
 
@@ -32,6 +34,10 @@ T = TypeVar("T")
 
 class Unreadable(DataError):
     """A file cannot be read or decoded; the message names it."""
+
+
+class Unreachable(DataError):
+    """A file system or a server does not deliver data, which is not the fault of a single image."""
 
 
 def read_image(path: str | Path) -> Image.Image:
@@ -58,12 +64,40 @@ def decode_as(encoded: bytes, name: str, convert: Callable[[ImageFile.ImageFile]
 
 
 def read_bytes(path: str | Path, what: str = "an image") -> bytes:
-    """Return the content of the file ``path``; Unreadable also if it is too large."""
-    with naming(escape(path), what), open_regular(path) as file:
-        size = os.fstat(file.fileno()).st_size
-        if size > MAX_IMAGE_BYTES:
-            raise ValueError(f"it has {size:,} bytes, more than {MAX_IMAGE_BYTES:,}")
-        return file.read()
+    """Return the content of the file ``path``; Unreadable also if it is too large, Unreachable as for `delivered`."""
+
+    def read() -> bytes:
+        with open_regular(path) as file:
+            size = os.fstat(file.fileno()).st_size
+            if size > MAX_IMAGE_BYTES:
+                raise ValueError(f"it has {size:,} bytes, more than {MAX_IMAGE_BYTES:,}")
+            return file.read()
+
+    with naming(escape(path), what):
+        return delivered(read, path)
+
+
+def delivered(read: Callable[[], T], where: object) -> T:
+    """Return ``read()``, which is called again after an error of the file system; Unreachable if the error stays."""
+    try:
+        return retry(read, is_of_file_system, WAITS_S, where)
+    except OSError as error:
+        if not is_of_file_system(error):
+            raise
+        raise unreachable(error, where) from error
+
+
+def is_of_file_system(error: Exception) -> bool:
+    """Return whether an error comes from the file system or from a limit on open files, not from one file."""
+    return isinstance(error, OSError) and error.errno in FILE_SYSTEM_ERRORS
+
+
+def unreachable(error: OSError, where: object) -> Unreachable:
+    """Return the error for data at ``where`` that the file system does not deliver."""
+    remedy = "check the disk or the network drive, and try again"
+    if error.errno in TOO_MANY_FILES:
+        remedy = "--workers: use fewer workers, or allow more open files with ulimit -n"
+    return Unreachable(f"the file system answered: {error.strerror}", where, remedy)
 
 
 def read_text(path: str | Path, what: str, *, errors: str = "strict") -> str:
@@ -88,10 +122,13 @@ def read_names(path: str | Path, *, errors: str = "strict") -> list[str]:
 
 @contextmanager
 def naming(name: str, what: str) -> Iterator[None]:
-    """Context that re-raises any exception as Unreadable: ``what`` in the file ``name`` cannot be read."""
+    """Context that re-raises any exception as Unreadable: ``what`` in the file ``name`` cannot be read.
+
+    Unreachable passes, as it names its file.
+    """
     try:
         yield
-    except (MemoryError, Unreadable):
+    except (MemoryError, Unreadable, Unreachable):
         raise
     except Exception as error:  # decoders raise OSError, SyntaxError, ValueError, RuntimeError, struct.error and more
         raise Unreadable(f"{what} cannot be read: {_reason(error)}", name) from error

@@ -16,6 +16,9 @@ SIGNALS = (signal.SIGTERM, signal.SIGINT)
 # time two signals count as one request.
 REPEAT_S = 5.0
 EXIT_OF_SIGNAL = 128  # plus its number, as shells report it
+DATA_FAULT = "data fault"  # the reason to stop that is no signal, see `StopSignals.ask`
+NUMBER_OF_FAULT = 128  # above all signals, so that it wins the all-reduce
+LAG = 2  # steps from a request on one rank to the stop of all
 
 
 class StopSignals:
@@ -35,6 +38,7 @@ class StopSignals:
     def __init__(self, control: dist.ProcessGroup | None = None) -> None:
         self._control = control
         self._received = 0
+        self._has_fault = False
         self._first_s: float | None = None
         self._exchange: tuple[torch.Tensor, dist.Work] | None = None
         self._former: dict[signal.Signals, Any] = {}
@@ -59,16 +63,21 @@ class StopSignals:
         elif time.monotonic() - self._first_s >= REPEAT_S:
             raise KeyboardInterrupt if number == signal.SIGINT else SystemExit(EXIT_OF_SIGNAL + number)
 
+    def ask(self) -> None:
+        """Ask all ranks to stop, as a signal does, because this rank has no further batch."""
+        self._has_fault = True
+
     def agreed(self) -> str | None:
-        """Return the name of the signal if all ranks stop here, else None; every rank has to call it.
+        """Return the name of the signal, or `DATA_FAULT`, if all ranks stop here, else None; every rank has to call it.
 
         With several ranks the answer lags behind the signal by one call.
         """
+        asked = NUMBER_OF_FAULT if self._has_fault else int(self._received)
         if self._control is None:
-            return _name(self._received)
+            return _name(asked)
         answer = self._finish_exchange()
         if not answer:
-            number = torch.tensor(int(self._received))
+            number = torch.tensor(asked)
             work = dist.all_reduce(number, dist.ReduceOp.MAX, group=self._control, async_op=True)
             self._exchange = number, work
         return _name(answer)
@@ -87,4 +96,6 @@ class StopSignals:
 
 
 def _name(number: int) -> str | None:
+    if number == NUMBER_OF_FAULT:
+        return DATA_FAULT
     return signal.Signals(number).name if number else None

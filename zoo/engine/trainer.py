@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import logging
+from collections import deque
 from collections.abc import Iterator
-from itertools import chain, repeat
 from pathlib import Path
 
 import torch
@@ -22,10 +22,10 @@ from zoo.engine.optim import set_lr
 from zoo.engine.reporting import VALIDATION, Log, Pace, metrics_since
 from zoo.engine.state import TrainState, all_finite, broadcast_buffers, set_training_mode, shared_state
 from zoo.engine.step import StepBatch, gradient_angle, train_step
-from zoo.engine.stop import StopSignals
+from zoo.engine.stop import DATA_FAULT, LAG, StopSignals
 from zoo.engine.task import Result
 from zoo.engine.validation import validate
-from zoo.errors import NonFiniteLossError, TrainingInterrupted, escape
+from zoo.errors import CheckpointError, DataError, NonFiniteLossError, TrainingInterrupted, escape
 
 logger = logging.getLogger(__name__)
 
@@ -60,6 +60,7 @@ class Trainer:
         self.stop = StopSignals(state.process.control)
         self.writer = CheckpointWriter(state.process, log_dir)
         self.pace = Pace()
+        self._fault = ""  # why this rank has no further batch; the text, as an exception would hold on to the workers
 
     def train(self) -> Result | None:
         """Train from the position of the state to the end of the schedule; return the result of the last validation.
@@ -68,10 +69,11 @@ class Trainer:
         checkpoints within epochs. They are written in the background, and all of them are complete when this returns or
         raises.
 
-        SIGTERM and SIGINT save the state and raise TrainingInterrupted. During validation the saved state is the state
-        at the end of the epoch, and a resumed run starts with the validation. Raises NonFiniteLossError, DataError and
-        CheckpointError without saving; a failed write raises at the next report or save, or at the end. Returns None
-        without validation, and if all epochs are done already.
+        SIGTERM and SIGINT save the state and raise TrainingInterrupted. Images that cannot be read save the state, too,
+        and raise DataError on every rank; in the first `LAG` steps of an epoch several ranks raise without saving.
+        During validation the saved state is the state at the end of the epoch, and a resumed run starts with the
+        validation. Raises NonFiniteLossError and CheckpointError without saving; a failed write raises at the next
+        report or save, or at the end. Returns None without validation, and if all epochs are done already.
         """
         result = None
         with self.stop, self.writer:
@@ -111,8 +113,26 @@ class Trainer:
                 self._stop_if_asked(self.stop.agreed())
 
     def _steps(self) -> Iterator[tuple[Batch, ...]]:
-        """Yield this process's batches of each step, one for each replica that it runs."""
-        return zip(*[iter(self.train_loader)] * len(self.batches.own_replicas), strict=True)
+        """Yield this process's batches of each step, one for each replica that it runs.
+
+        If batches end with an error, all ranks stop after the same step. Several ranks need `LAG` further steps to
+        agree, so each of them reads as many steps ahead.
+        """
+        is_alone = self.state.process.control is None
+        ahead: deque[tuple[Batch, ...]] = deque()
+        try:
+            for batches in zip(*[iter(self.train_loader)] * len(self.batches.own_replicas), strict=True):
+                ahead.append(batches)
+                if is_alone or len(ahead) > LAG:
+                    yield ahead.popleft()
+        except DataError as error:
+            self._fault = str(error)
+            self.stop.ask()
+        yield from ahead
+        if self._fault:
+            if is_alone:
+                self._stop_if_asked(self.stop.agreed())
+            raise DataError(self._fault)
 
     def _step(self, batches: list[StepBatch]) -> None:
         """Take a step; NonFiniteLossError, on every rank, if a gradient is beyond the range of exact sums."""
@@ -214,17 +234,24 @@ class Trainer:
             )
 
     def _val_batches(self, loader: Loader[ValBatches]) -> Iterator[Batch]:
-        """Yield this rank's validation batches; raise _StopInValidation on every rank once all agree on a signal.
+        """Yield this rank's validation batches; raise _StopInValidation on every rank once all agree to stop.
 
         All ranks have to take part in equally many all-reduces, although a rank may have a batch fewer than rank 0.
         """
-        batches = loader.batch_sampler
-        for batch in chain(loader, repeat(None, batches.num_batches(rank=0) - len(batches))):
+        own = iter(loader)
+        for _ in range(loader.batch_sampler.num_batches(rank=0)):
+            try:
+                batch = next(own, None)
+            except DataError as error:
+                self._fault, batch = str(error), None
+                self.stop.ask()
             if batch is not None:
                 yield batch
             name = self.stop.agreed()
             if name is not None:
                 raise _StopInValidation(name)
+        if self.stop.agreed_at_once() == DATA_FAULT:  # in one of the last batches
+            raise _StopInValidation(DATA_FAULT)
 
     def _save(self, is_best: bool = False) -> None:
         """Start to write a checkpoint; NonFiniteLossError, on every rank, unless all losses and weights are finite."""
@@ -253,18 +280,34 @@ class Trainer:
             f"{what}; {place}: lower optimizer.learning_rate, or set optimizer.clip or optimizer.schedule.warmup_epochs"
         )
 
-    def _stop_if_asked(self, signal_name: str | None, saved: bool = False) -> None:
-        """If the ranks agreed on a signal, save unless ``saved``, and raise TrainingInterrupted."""
-        if signal_name is None:
+    def _stop_if_asked(self, reason: str | None, saved: bool = False) -> None:
+        """If the ranks agreed to stop, save unless ``saved``, and raise TrainingInterrupted; DataError for a fault."""
+        if reason is None:
             return
+        if reason == DATA_FAULT:
+            raise self._saved_fault()
         if not saved:
             self._save()
         self.writer.join()
         state, path = self.state, self.log_dir / CHECKPOINT
         raise TrainingInterrupted(
-            f"{signal_name} at step {state.step} (epoch {state.epoch + 1}, batch {state.batch} of "
+            f"{reason} at step {state.step} (epoch {state.epoch + 1}, batch {state.batch} of "
             f"{len(self.batches)}); the state is saved in {escape(path)}: continue with --resume auto"
         )
+
+    def _saved_fault(self) -> DataError:
+        """Save, and return on every rank the error of the rank whose images cannot be read."""
+        process, path = self.state.process, self.log_dir / CHECKPOINT
+        text = process.broadcast(next(filter(None, process.gather(self._fault)), ""))
+        try:
+            if self.state.batch > 0:  # since the last epoch was saved
+                self._save()
+            self.writer.join()
+        except CheckpointError as error:
+            return DataError(f"{text}; {error}")
+        if not path.exists():
+            return DataError(text)
+        return DataError(f"{text}; the state is saved in {escape(path)}: continue with --resume auto")
 
 
 def _warn_of_absent(where: str, images: ImageDataset, counts: list[int] | None) -> None:

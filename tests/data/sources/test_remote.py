@@ -91,7 +91,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("NO_PROXY", "*")
     monkeypatch.delenv("ZOO_OFFLINE", raising=False)
     monkeypatch.setattr(remote, "TIMEOUTS_S", (1.0, 0.3))
-    monkeypatch.setattr(remote, "sleep", lambda seconds: None)
+    monkeypatch.setattr("zoo.files.sleep", lambda seconds: None)
     return tmp_path / "cache" / "shards"
 
 

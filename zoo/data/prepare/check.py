@@ -9,8 +9,7 @@ import numpy as np
 from tqdm import tqdm
 
 from zoo.data.dataset import ImageDataset
-from zoo.data.reading import read_many
-from zoo.data.sources.remote import Unreachable
+from zoo.data.reading import Unreachable, read_many
 from zoo.errors import DataError
 
 
@@ -29,7 +28,7 @@ class Findings(NamedTuple):
 def check_images(dataset: ImageDataset, title: str, workers: int) -> Findings:
     """Return the faults of a data set, after drawing each image once, and the classes that no image has.
 
-    Raises Unreachable if a server fails while images are read.
+    Raises Unreachable if a file system or a server does not deliver images.
 
     Args:
     - `title`: name of the progress bar.
@@ -53,7 +52,7 @@ def _check(dataset: ImageDataset, index: int) -> np.ndarray | str:
     """Return the classes of an image, or what would stop a run."""
     try:
         return dataset.classes_in(index, dataset[0, index])
-    except Unreachable:  # every image of the shard would wait and fail in the same way
+    except Unreachable:  # the other images would wait and fail in the same way
         raise
     except DataError as error:
         return str(error)

@@ -16,7 +16,7 @@ from random import Random
 import numpy as np
 from filelock import FileLock
 
-from zoo.data.reading import read_many
+from zoo.data.reading import is_of_file_system, read_many, unreachable
 from zoo.data.segmentation.label_maps import LabeledImages, read_label
 from zoo.data.segmentation.transforms import Pixel
 from zoo.errors import DataError, escape, join_names
@@ -87,6 +87,8 @@ def load_class_index(found: LabeledImages, *, workers: int = 0) -> np.ndarray:
                 write_bytes(file, content.getvalue())
         return np.asarray(np.load(file, allow_pickle=False))
     except OSError as error:
+        if is_of_file_system(error):
+            raise unreachable(error, error.filename) from error
         what = f"the index of classes cannot be made: {error.strerror}"
         raise DataError(what, error.filename, "replace the label map, or set ZOO_CACHE to another folder") from error
 

@@ -12,7 +12,6 @@ import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from time import sleep
 from typing import Any, TypeVar
 from urllib.parse import quote
 
@@ -20,30 +19,26 @@ import fsspec
 import requests
 from filelock import FileLock
 
-from zoo.data.reading import Unreadable
+from zoo.data.reading import Unreachable, Unreadable
 from zoo.data.sources.index import Index, parse_index
 from zoo.data.sources.location import RemoteFolder
 from zoo.data.sources.shards import Shards
 from zoo.errors import DataError, connection_reason, escape
-from zoo.files import cache_dir, is_offline, remove_leftovers, replacing
+from zoo.files import cache_dir, is_offline, remove_leftovers, replacing, retry
 from zoo.tables import bytes_text, counted
 
 logger = logging.getLogger(__name__)
 
-TRIES = 5
+WAITS_S = (1.0, 2.0, 4.0, 8.0)  # before the next tries to fetch a file
 TIMEOUTS_S = (10.0, 30.0)  # to connect, and between two bytes
 MAX_READS = 3
-PERMANENT_ERRORS = (ImportError, ValueError, FileNotFoundError, PermissionError, NotADirectoryError)
+PERMANENT_ERRORS = (MemoryError, ImportError, ValueError, FileNotFoundError, PermissionError, NotADirectoryError)
 FETCH_REMEDY = (
     "check the address, where the index has to be beside the folder of the shards (their first use in a local folder "
     "writes it), and the room in the cache, see ZOO_CACHE"
 )
 
 T = TypeVar("T")
-
-
-class Unreachable(DataError):
-    """Shards cannot be fetched or cached, which is not the fault of a single image."""
 
 
 class RemoteShards(Shards):
@@ -114,19 +109,12 @@ def _fetch_index(root: RemoteFolder) -> tuple[Index, Path]:
 
 def _retry(fetch: Callable[[], T], address: RemoteFolder) -> T:
     """Return ``fetch()``, which is called again after a fault that may pass; Unreachable if it fails."""
-    tried = 0
-    while True:
-        try:
-            return fetch()
-        except MemoryError:
-            raise
-        except Exception as error:  # each kind of server has errors of its own
-            tried += 1
-            reason = connection_reason(error)
-            if tried == TRIES or isinstance(error, PERMANENT_ERRORS):
-                raise Unreachable(f"the file cannot be fetched: {reason}", address, FETCH_REMEDY) from error
-            logger.warning("%s: %s; next try in %d s", escape(address), reason, 2 ** (tried - 1))
-            sleep(2.0 ** (tried - 1))
+    try:
+        return retry(fetch, lambda error: not isinstance(error, PERMANENT_ERRORS), WAITS_S, address)
+    except MemoryError:
+        raise
+    except Exception as error:  # each kind of server has errors of its own
+        raise Unreachable(f"the file cannot be fetched: {connection_reason(error)}", address, FETCH_REMEDY) from error
 
 
 @contextmanager

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
 
-from zoo.data.reading import EXTENSIONS
+from zoo.data.reading import EXTENSIONS, is_of_file_system, unreachable
 from zoo.data.sources.location import DataPath
 from zoo.errors import DataError, escape, join_names
 from zoo.tables import counted
@@ -92,6 +92,8 @@ def log_skipped(root: Path, names: Sequence[str]) -> None:
 
 
 def _raise_unlistable(error: OSError) -> NoReturn:
+    if is_of_file_system(error):
+        raise unreachable(error, error.filename) from error
     raise DataError(
         f"a folder cannot be listed: {error.strerror}", error.filename, "correct its permissions"
     ) from error

@@ -6,6 +6,7 @@ number of the class, or KEY.json, which has it under "label". Shards are never u
 
 from __future__ import annotations
 
+import io
 import json
 import logging
 import os
@@ -21,12 +22,21 @@ from filelock import FileLock
 from torch import Tensor
 
 from zoo.config.limits import MAX_CLASSES, MAX_IMAGE_BYTES
-from zoo.data.reading import EXTENSIONS, naming, read_bytes, read_names
+from zoo.data.reading import (
+    EXTENSIONS,
+    delivered,
+    is_of_file_system,
+    naming,
+    read_bytes,
+    read_names,
+    unreachable,
+)
 from zoo.data.seeding import windowed_permutation
 from zoo.data.sources.index import REINDEX_HINT, SHARD_SUFFIX, Index, index_path, parse_index, write_index
 from zoo.data.sources.location import DataPath
 from zoo.data.sources.scan import check_filled, log_skipped
 from zoo.errors import DataError, ZooError, escape, join_names
+from zoo.files import open_regular
 
 logger = logging.getLogger(__name__)
 
@@ -42,7 +52,7 @@ class _Member(NamedTuple):
     offset: int
     size: int
 
-    def read(self, file: IO[bytes]) -> bytes:
+    def read(self, file: IO[bytes] | io.FileIO) -> bytes:
         """Return the content of the member of the open tar ``file``."""
         file.seek(self.offset)
         return file.read(self.size)
@@ -89,15 +99,20 @@ class Shards:
     def read(self, index: int) -> bytes:
         """Return the bytes of image ``index``.
 
-        Raises Unreadable if that is impossible, or if the checksum of the image and its label differs.
+        Raises Unreadable if that is impossible, or if the checksum of the image and its label differs, and Unreachable
+        as for `zoo.data.reading.delivered`.
         """
         arrays = self._index.arrays
         image = _Member(int(arrays["offsets"][index]), int(arrays["lengths"][index]))
         label = _Member(int(arrays["label_offsets"][index]), int(arrays["label_lengths"][index]))
         with naming(escape(os.path.join(self.root, os.fsdecode(self.names[index]))), "an image"):
             path = os.path.join(self._folder, self._index.header["shards"][self._shards[index]][0])
-            with open(path, "rb", buffering=0) as file:
-                encoded, text = image.read(file), label.read(file)
+
+            def read() -> tuple[bytes, bytes]:
+                with open_regular(path) as file:
+                    return image.read(file), label.read(file)
+
+            encoded, text = delivered(read, path)
             if _checksum(encoded, text) != arrays["checksums"][index]:
                 raise ValueError("the shard is damaged, or has changed since it was indexed")
             return encoded
@@ -136,7 +151,7 @@ def write_shard_index(root: Path) -> int:
 
 
 def _names_and_sizes(shards: Sequence[Path]) -> list[list[Any]]:
-    return [[shard.name, shard.stat().st_size] for shard in shards]
+    return [[shard.name, delivered(shard.stat, shard).st_size] for shard in shards]
 
 
 def _open_index(root: Path) -> Index:
@@ -193,8 +208,12 @@ def _scan_shard(path: Path) -> Iterator[_IndexEntry]:
             yield from _scan_tar(tar, file, num_bytes, skipped)
     except ZooError as error:
         raise DataError(error, path, REPLACE) from error
+    except OSError as error:
+        if is_of_file_system(error):
+            raise unreachable(error, path) from error
+        raise DataError(f"the shard cannot be read: {error.strerror or error}", path, REPLACE) from error
     except (
-        *(tarfile.TarError, OSError, ValueError, OverflowError, EOFError),
+        *(tarfile.TarError, ValueError, OverflowError, EOFError),
         *(RecursionError, MemoryError),  # of headers that refer to each other, or claim a size
     ) as error:
         reason = str(error) or type(error).__name__
