@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 import os
 import pwd
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from filelock import Timeout
 
 import zoo
 from zoo.cli import main
@@ -19,7 +23,7 @@ from zoo.data.dataset import open_source
 from zoo.data.named import open_data
 from zoo.data.sources.location import parse_data_path
 from zoo.errors import ConfigError, ZooError
-from zoo.files import cache_dir, remove_leftovers, replacing, write_bytes, write_json
+from zoo.files import cache_dir, file_lock, flush_folder, remove_leftovers, replacing, write_bytes, write_json
 from zoo.weights.cache import md5_of
 
 
@@ -106,3 +110,91 @@ def test_doctor_and_own_folder_need_no_home(
     assert "set ZOO_CACHE to a folder" in capsys.readouterr().out
     monkeypatch.setenv("ZOO_CACHE", str(tmp_path))
     assert cache_dir() == tmp_path
+
+
+def _fails(number: int) -> Callable[..., None]:
+    def fail(*args: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    return fail
+
+
+@pytest.mark.parametrize("number", [errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP])
+def test_file_system_that_cannot_flush_is_accepted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    monkeypatch.setattr("os.fsync", _fails(number))
+    write_bytes(tmp_path / "a", b"new")
+    flush_folder(tmp_path)
+    assert (tmp_path / "a").read_bytes() == b"new"
+
+
+@pytest.mark.parametrize("number", [errno.EIO, errno.ENOSPC, errno.EDQUOT])
+def test_failed_flush_raises(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+    monkeypatch.setattr("os.fsync", _fails(number))
+    with pytest.raises(OSError, match=os.strerror(number)):
+        write_bytes(tmp_path / "a", b"new")
+    with pytest.raises(OSError, match=os.strerror(number)):
+        flush_folder(tmp_path)
+
+
+NO_LOCKS = [None, errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS]
+
+
+@pytest.mark.parametrize("number", NO_LOCKS)
+@pytest.mark.parametrize("exists", [False, True])
+def test_lock_is_exclusive_on_every_file_system(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, number: int | None, exists: bool
+) -> None:
+    path = tmp_path / "lock"
+    if exists:
+        path.touch()
+    if number is not None:
+        monkeypatch.setattr("fcntl.flock", _fails(number))
+    for _ in range(2):  # it can be held again
+        with file_lock(path):
+            with pytest.raises(Timeout), file_lock(path, timeout_s=0):
+                pass
+            with file_lock(tmp_path / "other"):
+                pass
+    assert ("lock.soft" in caplog.text) is (number is not None)
+    assert not list(tmp_path.glob("*.soft"))
+
+
+LEAVE = """
+import fcntl, os, pathlib, sys
+from zoo.files import file_lock
+
+def fail(*args):
+    raise OSError(37, "No locks available")
+
+fcntl.flock = fail
+with file_lock(pathlib.Path(sys.argv[1])):
+    os._exit(0)
+"""
+
+
+@pytest.mark.dist
+def test_lock_of_killed_process_is_taken_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    subprocess.run([sys.executable, "-c", LEAVE, str(tmp_path / "lock")], check=True, timeout=60)
+    assert (tmp_path / "lock.soft").exists()
+    monkeypatch.setattr("fcntl.flock", _fails(errno.ENOLCK))
+    with file_lock(tmp_path / "lock", timeout_s=20):
+        pass
+
+
+@pytest.mark.parametrize("number", [errno.EIO, errno.EACCES])
+def test_fault_of_lock_raises(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+    monkeypatch.setattr("fcntl.flock", _fails(number) if number == errno.EIO else lambda *args: None)
+    path = tmp_path / "lock"
+    if number == errno.EACCES:
+        path.mkdir()
+    with pytest.raises(OSError, match=r"lock|Input/output error"), file_lock(path):
+        pass
+    assert not list(tmp_path.glob("*.soft"))
+
+
+def test_every_lock_is_a_file_lock() -> None:
+    """`zoo.files.file_lock` is the only place that knows of file systems without locks."""
+    users = [path.name for path in Path("zoo").rglob("*.py") if "FileLock" in path.read_text(encoding="utf-8")]
+    assert users == ["files.py"]

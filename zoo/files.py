@@ -17,6 +17,8 @@ from pathlib import Path
 from time import sleep
 from typing import Any, TypeVar
 
+from filelock import FileLock, SoftFileLock
+
 from zoo.errors import escape, hide_password, truncate
 
 logger = logging.getLogger(__name__)
@@ -35,6 +37,9 @@ FILE_SYSTEM_ERRORS = TOO_MANY_FILES | {
     )
     if hasattr(errno, name)
 }  # fmt: skip
+# Errors of file systems that cannot flush: FUSE, shared folders of virtual machines, some network drives.
+NO_FLUSH = {errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP}
+NO_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP}  # of file systems without locks, such as NFS
 
 T = TypeVar("T")
 
@@ -131,10 +136,56 @@ def replacing(path: Path) -> Iterator[Path]:
     try:
         yield temporary
         with temporary.open("r+b") as file:
-            os.fsync(file.fileno())  # write the bytes to the disk before the rename
+            flush_to_disk(file.fileno())  # write the bytes before the rename
         os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def flush_to_disk(descriptor: int) -> None:
+    """Write what was written to an open file or folder to the disk, where the file system can do so."""
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        if error.errno not in NO_FLUSH:
+            raise
+
+
+def flush_folder(folder: Path) -> None:
+    """Make the renames in ``folder`` durable, where the system can flush a folder."""
+    if os.name != "posix":
+        return
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        flush_to_disk(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+@contextmanager
+def file_lock(path: Path, timeout_s: float = -1) -> Iterator[None]:
+    """Context that holds the lock ``path`` against other processes; filelock.Timeout after ``timeout_s``, if not -1.
+
+    On a file system without locks, the existence of the file ``path``.soft is the lock. A process that is killed
+    leaves it there; a later one on the same machine removes it.
+    """
+    lock: FileLock | SoftFileLock = FileLock(path, timeout=timeout_s, fallback_to_soft=False)
+    try:
+        lock.acquire()
+    except OSError as error:
+        if error.errno not in NO_LOCKS:  # also a Timeout, which has no number
+            raise
+        soft = path.with_name(f"{path.name}.soft")
+        logger.warning(
+            "the file system has no locks (%s): the file %s is the lock; remove it if it stays when no process is left",
+            error.strerror, escape(soft),
+        )  # fmt: skip
+        lock = SoftFileLock(soft, timeout=timeout_s)
+        lock.acquire()
+    try:
+        yield
+    finally:
+        lock.release()
 
 
 def remove_leftovers(path: Path) -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
 import resource
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -14,6 +16,7 @@ from filelock import FileLock
 from tests.cli.conftest import SETTINGS, Run
 from zoo.cli import main
 from zoo.config.parse import load_experiment
+from zoo.files import file_lock
 from zoo.run.run_log import RunLog
 
 
@@ -41,6 +44,30 @@ def test_second_run_in_folder_fails(finished: Run, log_dir: Path, capsys: pytest
         assert f"{log_dir}: another run is training in this folder; wait for it" in capsys.readouterr().err
         assert _states(log_dir) == before
     assert _train(finished, log_dir, "--resume", "auto") == 0
+
+
+@pytest.mark.parametrize(("lock", "flush"), [("ENOLCK", "EINVAL"), ("EOPNOTSUPP", "ENOSYS"), ("ENOSYS", "EOPNOTSUPP")])
+def test_run_on_file_system_without_locks_and_flushes_is_complete(
+    finished: Run,
+    tmp_path: Path,
+    lock: str,
+    flush: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def failing(name: str) -> Callable[..., None]:
+        def fail(*args: object) -> None:
+            raise OSError(getattr(errno, name), name)
+
+        return fail
+
+    monkeypatch.setattr("fcntl.flock", failing(lock))
+    monkeypatch.setattr("os.fsync", failing(flush))
+    assert _train(finished, tmp_path / "log") == 0
+    with file_lock(tmp_path / "log" / ".lock"):
+        assert _train(finished, tmp_path / "log", "--resume", "auto") == 2
+        assert "another run is training in this folder" in capsys.readouterr().err
+    assert _train(finished, tmp_path / "log", "--resume", "auto") == 0
 
 
 def test_folder_with_run_is_not_replaced(finished: Run, log_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:

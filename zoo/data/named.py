@@ -10,7 +10,6 @@ import inspect
 import warnings
 from typing import Any
 
-from filelock import FileLock
 from torch.utils.data import Dataset
 from torchvision import datasets as of_torchvision
 
@@ -18,7 +17,7 @@ from zoo.data.imagenet import NUM_CLASSES, imagenet_names, imagenet_wnids
 from zoo.data.map_dataset import Datasets
 from zoo.data.sources.location import DataName, DataPath
 from zoo.errors import DataError, join_names, nearest
-from zoo.files import cache_dir, is_offline
+from zoo.files import cache_dir, file_lock, is_offline
 
 VAL_SPLITS = ("val", "validation", "test")  # the first that exists is the validation set
 MAX_OTHER_NAMES = 10  # class names that differ from torchvision's; the Hub has some, such as "crane2"
@@ -56,7 +55,7 @@ def _build(data: DataName, build: Any, **split: Any) -> Dataset[Any]:
     root = cache_dir() / "torchvision"
     try:
         root.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with FileLock(root / f".{data.name}.lock"), warnings.catch_warnings():
+        with file_lock(root / f".{data.name}.lock"), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # numpy warns about the age of pickles
             try:
                 return build(root, **split)

@@ -20,7 +20,7 @@ from zoo.engine.original import is_original
 from zoo.engine.process import Process, processor
 from zoo.engine.state import TrainState, broadcast_buffers, rank_states, shared_state
 from zoo.errors import CheckpointError, escape, truncate
-from zoo.files import remove_leftovers, replacing
+from zoo.files import flush_folder, flush_to_disk, remove_leftovers, replacing
 from zoo.weights.read import load_bounded
 
 logger = logging.getLogger(__name__)
@@ -164,7 +164,7 @@ def write(content: dict[str, Any], folder: Path, is_best: bool) -> None:
                     _save(best_of(content), temporary_best)
             if checkpoint.exists():
                 os.replace(checkpoint, folder / PREVIOUS)
-        _flush_folder(folder)
+        flush_folder(folder)
     except (OSError, RuntimeError) as error:  # torch reports a full disk as a RuntimeError
         raise CheckpointError(_write_failure(error, folder)) from error
 
@@ -173,7 +173,7 @@ def _save(content: dict[str, Any], path: Path) -> None:
     with open(path, "wb") as file:
         torch.save(content, file)
         file.flush()
-        os.fsync(file.fileno())
+        flush_to_disk(file.fileno())
 
 
 def best_of(content: Mapping[str, Any]) -> dict[str, Any]:
@@ -198,17 +198,6 @@ def _write_failure(error: BaseException, folder: Path) -> str:
         f"the checkpoint cannot be written ({escape(cause)}); {escape(folder)}: {before}; free disk space or "
         "repair the folder, then continue with --resume auto"
     )
-
-
-def _flush_folder(folder: Path) -> None:
-    """Make the renames in ``folder`` durable, where the system can flush a folder."""
-    if os.name != "posix":
-        return
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def read(path: Path) -> dict[str, Any]:

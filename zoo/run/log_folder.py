@@ -10,11 +10,12 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from filelock import FileLock, Timeout
+from filelock import Timeout
 
 from zoo.engine.checkpoint import BEST, CHECKPOINT, PREVIOUS
 from zoo.engine.process import Process
 from zoo.errors import ConfigError, join_names
+from zoo.files import file_lock
 
 logger = logging.getLogger(__name__)
 
@@ -40,7 +41,7 @@ def log_folder(folder: Path, process: Process, *, continues: bool) -> Iterator[N
             with writable(folder):
                 folder.mkdir(parents=True, exist_ok=True)
                 try:
-                    stack.enter_context(FileLock(folder / LOCK_FILE, timeout=0))
+                    stack.enter_context(file_lock(folder / LOCK_FILE, timeout_s=0))
                 except Timeout:
                     what = "another run is training in this folder"
                     raise ConfigError(what, folder, "wait for it, or give another --log-dir") from None

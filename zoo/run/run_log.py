@@ -25,7 +25,7 @@ from zoo.config.experiment import Experiment
 from zoo.engine.reporting import VALIDATION, TrainMetrics
 from zoo.engine.task import Result
 from zoo.errors import ConfigError
-from zoo.files import write_json
+from zoo.files import flush_to_disk, write_json
 from zoo.run.console import PlainFormatter, Progress
 from zoo.run.environment import describe_environment
 from zoo.run.log_folder import METRICS_FILE, SETTINGS_FILE, writable
@@ -135,7 +135,7 @@ class JsonLines:
 
     def close(self) -> None:
         """Flush all records to the disk and close the file."""
-        os.fsync(self._file.fileno())
+        flush_to_disk(self._file.fileno())
         self._file.close()
 
 

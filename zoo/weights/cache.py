@@ -15,12 +15,11 @@ from pathlib import Path
 from typing import IO
 from urllib.parse import quote
 
-from filelock import FileLock
 from tqdm import tqdm
 
 from zoo.config.published import WEIGHTS_SUFFIX, Digest, entry_of, published
 from zoo.errors import ConfigError, WeightsError, connection_reason, escape, hide_password
-from zoo.files import cache_dir, is_offline, open_regular
+from zoo.files import cache_dir, file_lock, is_offline, open_regular
 
 logger = logging.getLogger("zoo")
 
@@ -83,7 +82,7 @@ def _fetch(name: str, path: Path) -> None:
         # A new cache is private to its owner. An existing folder keeps its permissions, so that a group can share it.
         cache_dir().mkdir(mode=0o700, parents=True, exist_ok=True)
         path.parent.mkdir(exist_ok=True)
-        with FileLock(path.with_name(f"{path.name}.lock")):
+        with file_lock(path.with_name(f"{path.name}.lock")):
             if not path.exists():
                 logger.info("%s: downloading %s (%s)", name, hide_password(url), entry_of(name).weights.license)
                 _download_verified(name, url, path)

@@ -14,13 +14,12 @@ from functools import partial
 from random import Random
 
 import numpy as np
-from filelock import FileLock
 
 from zoo.data.reading import is_of_file_system, read_many, unreachable
 from zoo.data.segmentation.label_maps import LabeledImages, read_label
 from zoo.data.segmentation.transforms import Pixel
 from zoo.errors import DataError, escape, join_names
-from zoo.files import cache_dir, write_bytes
+from zoo.files import cache_dir, file_lock, write_bytes
 
 logger = logging.getLogger(__name__)
 
@@ -80,7 +79,7 @@ def load_class_index(found: LabeledImages, *, workers: int = 0) -> np.ndarray:
     try:
         file = cache_dir() / FOLDER / f"{_digest(found)}.npy"
         file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with FileLock(file.with_suffix(".lock")):
+        with file_lock(file.with_suffix(".lock")):
             if not file.exists():
                 content = io.BytesIO()
                 np.save(content, _build(found, workers), allow_pickle=False)

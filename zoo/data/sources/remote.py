@@ -17,14 +17,13 @@ from urllib.parse import quote
 
 import fsspec
 import requests
-from filelock import FileLock
 
 from zoo.data.reading import Unreachable, Unreadable
 from zoo.data.sources.index import Index, parse_index
 from zoo.data.sources.location import RemoteFolder
 from zoo.data.sources.shards import Shards
 from zoo.errors import DataError, connection_reason, escape
-from zoo.files import cache_dir, is_offline, remove_leftovers, replacing, retry
+from zoo.files import cache_dir, file_lock, is_offline, remove_leftovers, replacing, retry
 from zoo.tables import bytes_text, counted
 
 logger = logging.getLogger(__name__)
@@ -79,7 +78,7 @@ class RemoteShards(Shards):
 
 def _fetch(address: RemoteFolder, size: int, path: Path) -> None:
     """Fetch a shard of ``size`` bytes to ``path``, unless another process does so first."""
-    with FileLock(path.with_suffix(".lock")):
+    with file_lock(path.with_suffix(".lock")):
         if path.exists():
             return
         remove_leftovers(path)

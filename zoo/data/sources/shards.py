@@ -18,7 +18,6 @@ from typing import IO, Any, NamedTuple
 
 import numpy as np
 import torch
-from filelock import FileLock
 from torch import Tensor
 
 from zoo.config.limits import MAX_CLASSES, MAX_IMAGE_BYTES
@@ -36,7 +35,7 @@ from zoo.data.sources.index import REINDEX_HINT, SHARD_SUFFIX, Index, index_path
 from zoo.data.sources.location import DataPath
 from zoo.data.sources.scan import check_filled, log_skipped
 from zoo.errors import DataError, ZooError, escape, join_names
-from zoo.files import open_regular
+from zoo.files import file_lock, open_regular
 
 logger = logging.getLogger(__name__)
 
@@ -162,7 +161,7 @@ def _open_index(root: Path) -> Index:
     path = index_path(root)
     if not path.exists():
         try:
-            with FileLock(path.with_name(f".{path.name}.lock")):
+            with file_lock(path.with_name(f".{path.name}.lock")):
                 if not path.exists():  # another process may have written it meanwhile
                     logger.info("writing the index of the shards; %s", escape(root))
                     write_shard_index(root)
