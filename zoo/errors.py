@@ -116,9 +116,13 @@ def shorten_repr(value: object) -> str:
     return escape(text[:MAX_SHOWN_REPR])
 
 
-def hide_password(url: str) -> str:
-    """Return ``url`` without the name and password that it may contain."""
-    return re.sub(r"(?<=://)[^/?#]*@", "", url)
+def hide_secrets(text: str) -> str:
+    """Return ``text`` without what the addresses in it may keep secret: name and password, and values of a query.
+
+    A signed address has its signature in the query. The value of ``id`` stays, which names a file of Google Drive.
+    """
+    without_password = re.sub(r"(?<=://)[^/?#\s]*@", "", text)
+    return re.sub(r"(?<=[?&])(?!id=)([^=&\s]+=)?[^&\s'\")]+", r"\1***", without_password)
 
 
 def connection_reason(error: BaseException) -> str:
@@ -129,7 +133,7 @@ def connection_reason(error: BaseException) -> str:
     while isinstance(inner := getattr(error, "reason", None) or next(iter(error.args), None), BaseException):
         error = inner
     text = re.sub(r"^<?HTTPS?Connection\w*\(host='([^']*)'.*?\)>?: ", r"\1: ", " ".join(str(error).split()))
-    return truncate(hide_password(text) or type(error).__name__)
+    return truncate(hide_secrets(text) or type(error).__name__)
 
 
 def truncate(text: object) -> str:

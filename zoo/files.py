@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 
 from filelock import FileLock, SoftFileLock
 
-from zoo.errors import escape, hide_password, truncate
+from zoo.errors import escape, hide_secrets, truncate
 
 logger = logging.getLogger(__name__)
 
@@ -86,7 +86,7 @@ def retry(action: Callable[[], T], passes: Callable[[Exception], bool], waits_s:
         except Exception as error:
             if not passes(error):
                 raise
-            reason = truncate(hide_password(str(error)) or type(error).__name__)
+            reason = truncate(hide_secrets(str(error)) or type(error).__name__)
             logger.warning("%s: %s; next try in %g s", escape(where), reason, wait_s)
             sleep(wait_s)
     return action()

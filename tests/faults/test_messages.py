@@ -9,7 +9,7 @@ from urllib3 import HTTPConnectionPool
 from urllib3.connection import HTTPConnection
 from urllib3.exceptions import MaxRetryError, NewConnectionError
 
-from zoo.errors import DataError, connection_reason, escape, nearest
+from zoo.errors import DataError, connection_reason, escape, hide_secrets, nearest
 
 
 @pytest.mark.parametrize(
@@ -55,3 +55,18 @@ def test_reason_of_failed_request_is_innermost() -> None:
     assert connection_reason(OSError(5, "Input/output error")) == "[Errno 5] Input/output error"
     assert connection_reason(TimeoutError()) == "TimeoutError"
     assert connection_reason(ValueError("https://me:secret@host/x is\ngone")) == "https://host/x is gone"
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("https://me:SECRET@host/a", "https://host/a"),
+        ("https://host/a?sig=SECRET/x%3D&se=SECRET", "https://host/a?sig=***&se=***"),
+        ("with url: /a?X-Amz-Signature=SECRET (Caused by", "with url: /a?X-Amz-Signature=*** (Caused by"),
+        ("zoo train a.json 'https://host/a?SECRET' -j 2", "zoo train a.json 'https://host/a?***' -j 2"),
+        ("https://drive.google.com/uc?id=123", "https://drive.google.com/uc?id=123"),
+        ("is it so? no: a & b=c", "is it so? no: a & b=c"),
+    ],
+)
+def test_secrets_of_addresses_are_hidden(text: str, shown: str) -> None:
+    assert hide_secrets(text) == shown

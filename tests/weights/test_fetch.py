@@ -22,7 +22,7 @@ from tests.weights.conftest import CONTENT, MD5, NAME
 from tests.weights.server import Answer, Handler, Server, fails, redirects, sends, stalls, truncates
 from zoo.config.published import Digest, entry_of, published
 from zoo.data.prepare.sample import unpack_sample
-from zoo.errors import ConfigError, WeightsError
+from zoo.errors import ConfigError, WeightsError, ZooError
 from zoo.weights import cache as weights_cache
 from zoo.weights import fetch_weights
 from zoo.weights.cache import weights_path
@@ -222,6 +222,21 @@ def test_refused_connection_error_shows_no_password(monkeypatch: pytest.MonkeyPa
     with pytest.raises(WeightsError, match=r"127.0.0.1.*refused") as caught:
         fetch_weights(NAME)
     assert "secret" not in str(caught.value)
+
+
+def test_query_of_signed_mirror_follows_file_and_is_not_shown(
+    server: Server, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("ZOO_WEIGHTS_URL", f"{server.url}/?sig=SECRET")
+    assert fetch_weights(NAME) == weights_path(NAME)
+    assert server.requests == [f"/{NAME}.pth.tar?sig=SECRET"]
+    assert "SECRET" not in caplog.text
+    weights_path(NAME).unlink()
+    for address in ("http://127.0.0.1:1/?sig=SECRET", "ftp://127.0.0.1/?sig=SECRET"):
+        monkeypatch.setenv("ZOO_WEIGHTS_URL", address)
+        with pytest.raises(ZooError) as caught:
+            fetch_weights(NAME)
+        assert "SECRET" not in str(caught.value)
 
 
 # Several processes, and the callers

@@ -30,7 +30,7 @@ from zoo.cli.settings import Settings
 from zoo.cli.show import Show
 from zoo.cli.train import Train
 from zoo.cli.validate import Validate
-from zoo.errors import EXIT_BROKEN_PIPE, EXIT_KEYBOARD_INTERRUPT, EXIT_USER_ERROR, ZooError, escape
+from zoo.errors import EXIT_BROKEN_PIPE, EXIT_KEYBOARD_INTERRUPT, EXIT_USER_ERROR, ZooError, escape, hide_secrets
 from zoo.files import DISTRIBUTION
 from zoo.run.console import set_up_console
 
@@ -131,7 +131,7 @@ def _run(args: argparse.Namespace, command_line: str) -> int:
     # when it is imported, which has not happened yet.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     try:
-        code: int = parsed(args.command, args, command_line).run()
+        code: int = parsed(args.command, args, hide_secrets(command_line)).run()
         sys.stdout.flush()  # here, where a BrokenPipeError is handled
     except ZooError as error:
         _print_error(args, str(error))

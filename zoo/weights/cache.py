@@ -18,7 +18,7 @@ from urllib.parse import quote
 from tqdm import tqdm
 
 from zoo.config.published import WEIGHTS_SUFFIX, Digest, entry_of, published
-from zoo.errors import ConfigError, WeightsError, connection_reason, escape, hide_password
+from zoo.errors import ConfigError, WeightsError, connection_reason, escape, hide_secrets
 from zoo.files import cache_dir, file_lock, is_offline, open_regular
 
 logger = logging.getLogger("zoo")
@@ -84,7 +84,7 @@ def _fetch(name: str, path: Path) -> None:
         path.parent.mkdir(exist_ok=True)
         with file_lock(path.with_name(f"{path.name}.lock")):
             if not path.exists():
-                logger.info("%s: downloading %s (%s)", name, hide_password(url), entry_of(name).weights.license)
+                logger.info("%s: downloading %s (%s)", name, hide_secrets(url), entry_of(name).weights.license)
                 _download_verified(name, url, path)
     except OSError as error:
         what = f"{name}: the weights cannot be written ({error.strerror or error})"
@@ -150,8 +150,10 @@ def _url_of(name: str) -> str:
         weights = entry_of(name).weights
         return weights.url or f"{DRIVE_URL}?id={weights.drive_id}"
     if not re.match(r"https?://[^/]", mirror):
-        raise ConfigError(f"ZOO_WEIGHTS_URL must be an address such as https://example.org/weights, got {mirror!r}")
-    return f"{mirror.rstrip('/')}/{quote(name + WEIGHTS_SUFFIX)}"
+        got = hide_secrets(repr(mirror))
+        raise ConfigError(f"ZOO_WEIGHTS_URL must be an address such as https://example.org/weights, got {got}")
+    folder, mark, query = mirror.partition("?")  # of a signed address
+    return f"{folder.rstrip('/')}/{quote(name + WEIGHTS_SUFFIX)}{mark}{query}"
 
 
 def _by_hand(name: str, path: Path) -> str:

@@ -20,7 +20,7 @@ from tests.data.sample_images import make_splits, small_experiment
 from tests.local_server import LocalServer
 from zoo.cli import main
 from zoo.config.segmentation_section import Segmentation
-from zoo.data.dataset import open_source
+from zoo.data.dataset import ImageFolder, open_source
 from zoo.data.loader import LoaderOptions, build_train_loader, build_val_loader
 from zoo.data.segmentation.loader import build_segmentation_train_loader
 from zoo.data.sources import remote
@@ -319,6 +319,47 @@ def test_password_is_sent_and_not_shown(server: Server) -> None:
     assert source.read(0)
     server.script["/val.index"] = [_fails(404)]
     assert "secret" not in _refusal(parse_data_path(address) / "val")
+
+
+QUERY = "?sv=1&sig=SECRET%2Fa/b%3D"  # a signature may have slashes
+
+
+def test_query_of_signed_address_follows_every_file(
+    server: Server, cache: Path, local_shards: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    for ending in ("", "/"):
+        data = parse_data_path(f"{server.url}{ending}{QUERY}")
+        assert open_source(data / "train").read(0) == Shards(local_shards / "train").read(0)
+    assert server.asked == [f"/train.index{QUERY}", f"/train/000000.tar{QUERY}", f"/train.index{QUERY}"]
+    other = open_source(parse_data_path(f"{server.url}?sig=RENEWED") / "train")
+    assert other.read(0)
+    assert server.asked[-1] == "/train.index?sig=RENEWED"  # the shard is in the cache
+    assert ImageFolder(data / "train", TRANSFORM).file_name(0) == f"{server.url}/train/000000.tar/000000000"
+    assert not re.search("SECRET|RENEWED", f"{caplog.text}{data}{data!r}{list(cache.iterdir())}")
+
+
+@pytest.mark.parametrize("answer", ["404", "503", "cut", "refused", "redirect"])
+def test_query_of_signed_address_is_not_shown(
+    server: Server, answer: str, caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    def redirects(handler: Handler) -> None:
+        handler.send_response(302)
+        handler.send_header("Location", f"http://127.0.0.1:1/elsewhere{QUERY}")
+        handler.end_headers()
+
+    faults = {"404": _fails(404), "503": _fails(503), "cut": _sends(b"x", 99), "redirect": redirects}
+    server.script[f"/train.index{QUERY}"] = [faults.get(answer, _stalls)] * 9
+    url = "http://127.0.0.1:1" if answer == "refused" else server.url
+    (tmp_path / "a.json").write_text('{"network": {"arch": "resnet18", "classes": 3}}')
+    assert main(["train", str(tmp_path / "a.json"), url + QUERY, "--log-dir", str(tmp_path / "log"), "-j", "0"]) == 2
+    printed = capsys.readouterr()
+    assert f"{url}/train.index: the file cannot be fetched" in printed.err
+    assert "SECRET" not in printed.err + printed.out + caplog.text
+
+
+def test_question_mark_belongs_to_name_of_other_protocols() -> None:
+    assert parse_data_path("s3://bucket/a?b").parent.url == "s3://bucket"
+    assert (parse_data_path("s3://bucket/a?b") / "train").url == "s3://bucket/a?b/train"
 
 
 def test_other_protocols_raise(memory: str, monkeypatch: pytest.MonkeyPatch) -> None:

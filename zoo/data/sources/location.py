@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import os
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
-from zoo.errors import DataError, hide_password
+from zoo.errors import DataError, hide_secrets
 
 DATASET_PACKAGES = ("torchvision", "hf")
 ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
@@ -20,10 +20,15 @@ ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 class RemoteFolder:
     """A folder on a server, by its address, such as ``https://host/path`` or ``s3://bucket/path``.
 
-    ``str`` and ``os.fspath`` return the address without the password that ``url`` may contain.
+    ``str`` and ``os.fspath`` return the address without the password and the query that ``url`` may contain.
+
+    Args:
+    - `url`: the address without the query.
+    - `query`: the query of a signed web address, from its question mark, which every file in the folder gets.
     """
 
     url: str
+    query: str = field(default="", repr=False)
 
     @property
     def name(self) -> str:
@@ -33,13 +38,13 @@ class RemoteFolder:
     @property
     def parent(self) -> RemoteFolder:
         """The folder that contains this one."""
-        return RemoteFolder(self.url.rpartition("/")[0])
+        return RemoteFolder(self.url.rpartition("/")[0], self.query)
 
     def __truediv__(self, name: str) -> RemoteFolder:
-        return RemoteFolder(f"{self.url}/{name}")
+        return RemoteFolder(f"{self.url}/{name}", self.query)
 
     def __str__(self) -> str:
-        return hide_password(self.url)
+        return hide_secrets(self.url)
 
     def __fspath__(self) -> str:
         return str(self)
@@ -59,13 +64,19 @@ class DataName:
 DataPath = Path | RemoteFolder
 
 
+def is_web_address(url: str) -> bool:
+    """Return whether ``url`` is the address of a web server, which may have a query."""
+    return url.lower().startswith(("http://", "https://"))
+
+
 def parse_data_path(text: str | os.PathLike[str] | DataName) -> DataPath | DataName:
     """Return what ``text`` names: a data set, torchvision:NAME or hf:NAME; an address, PROTOCOL://...; or a path."""
     if isinstance(text, (RemoteFolder, DataName)):
         return text
     name = os.fspath(text)
     if ADDRESS.match(name):
-        return RemoteFolder(name.rstrip("/"))
+        url, mark, query = name.partition("?") if is_web_address(name) else (name, "", "")
+        return RemoteFolder(url.rstrip("/"), mark + query)
     package, _, rest = name.partition(":")
     return DataName(package, rest) if package in DATASET_PACKAGES and rest else Path(name)
 

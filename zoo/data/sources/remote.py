@@ -20,7 +20,7 @@ import requests
 
 from zoo.data.reading import Unreachable, Unreadable
 from zoo.data.sources.index import Index, parse_index
-from zoo.data.sources.location import RemoteFolder
+from zoo.data.sources.location import RemoteFolder, is_web_address
 from zoo.data.sources.shards import Shards
 from zoo.errors import DataError, connection_reason, escape
 from zoo.files import cache_dir, file_lock, is_offline, remove_leftovers, replacing, retry
@@ -82,7 +82,7 @@ def _fetch(address: RemoteFolder, size: int, path: Path) -> None:
         if path.exists():
             return
         remove_leftovers(path)
-        with replacing(path) as temporary, _open(address.url) as source, temporary.open("wb") as file:
+        with replacing(path) as temporary, _open(address) as source, temporary.open("wb") as file:
             shutil.copyfileobj(source, file)
             if file.tell() != size:
                 raise DataError(f"the shard has {file.tell():,} bytes, and its index says {size:,}")
@@ -96,10 +96,10 @@ def _fetch_index(root: RemoteFolder) -> tuple[Index, Path]:
     cache = cache_dir()
 
     def fetch() -> tuple[Index, Path]:
-        with _open(address.url) as source:
+        with _open(address) as source:
             content = source.read()
         index = parse_index(content, address)
-        folder = cache / "shards" / hashlib.sha256(f"{address.url}\0".encode() + content).hexdigest()[:32]
+        folder = cache / "shards" / hashlib.sha256(f"{address}\0".encode() + content).hexdigest()[:32]
         folder.mkdir(parents=True, exist_ok=True)
         return index, folder
 
@@ -117,15 +117,15 @@ def _retry(fetch: Callable[[], T], address: RemoteFolder) -> T:
 
 
 @contextmanager
-def _open(url: str) -> Iterator[Any]:
-    """Yield the open file at ``url``. Web servers are read through requests, as fsspec would need aiohttp."""
-    if not url.lower().startswith(("http://", "https://")):
-        with fsspec.open(url, "rb") as file:
+def _open(address: RemoteFolder) -> Iterator[Any]:
+    """Yield the open file at ``address``. Web servers are read through requests, as fsspec would need aiohttp."""
+    if not is_web_address(address.url):
+        with fsspec.open(address.url, "rb") as file:
             yield file
         return
-    folder, _, name = url.rpartition("/")
+    url = f"{address.parent.url}/{quote(address.name)}{address.query}"
     encoding = {"Accept-Encoding": "identity"}  # the bytes of the file
-    with requests.get(f"{folder}/{quote(name)}", stream=True, timeout=TIMEOUTS_S, headers=encoding) as response:
+    with requests.get(url, stream=True, timeout=TIMEOUTS_S, headers=encoding) as response:
         if response.status_code in (401, 403, 404, 410):
             raise FileNotFoundError(f"the server answered {response.status_code} {response.reason}")
         response.raise_for_status()
