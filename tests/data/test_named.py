@@ -7,12 +7,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+import torchvision
 
 import zoo
 from tests.data.sample_images import make_splits, random_image
 from zoo.cli import main
 from zoo.data.dataset import open_source
 from zoo.data.imagenet import imagenet_names, imagenet_wnids
+from zoo.data.map_dataset import Datasets
 from zoo.data.named import _as_wnids, open_data
 from zoo.data.sources.location import DataName, RemoteFolder, parse_data_path
 from zoo.errors import DataError
@@ -135,6 +137,74 @@ def test_unavailable_torchvision_data_sets_raise(
     monkeypatch.setenv("ZOO_CACHE", str(tmp_path))
     with pytest.raises(DataError, match=message):
         open_data(parse_data_path(name))
+
+
+@pytest.mark.slow
+def test_every_torchvision_name_opens_or_ends_in_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is in the cache, and nothing is downloaded."""
+    monkeypatch.setenv("ZOO_CACHE", str(tmp_path))
+    monkeypatch.setenv("ZOO_OFFLINE", "1")
+    for name in torchvision.datasets.__all__:
+        with pytest.raises(DataError) as caught:
+            open_data(DataName("torchvision", name))
+        assert str(caught.value).startswith(f"torchvision:{name}: ")
+        assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("EMNIST", ["'balanced'", "'letters'", "pass it to zoo.train"]),
+        ("PhotoTour", ["arguments: name", "pass it to zoo.train"]),
+        ("UCF101", ["arguments: annotation_path, frames_per_clip", "pass it to zoo.train"]),
+        ("Caltech101", ["no such data set with a training split", "pass it to zoo.train"]),
+        ("Places365", ["cannot load it", "categories_places365.txt"]),
+    ],
+)
+def test_torchvision_data_set_that_needs_arguments_names_them(
+    name: str, words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ZOO_CACHE", str(tmp_path))
+    monkeypatch.setenv("ZOO_OFFLINE", "1")
+    with pytest.raises(DataError) as caught:
+        open_data(DataName("torchvision", name))
+    assert all(word in str(caught.value) for word in words)
+
+
+def test_oxford_pets_train_on_trainval_and_validate_on_test(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ZOO_CACHE", str(tmp_path))
+    root = tmp_path / "torchvision" / "oxford-iiit-pet"
+    (root / "images").mkdir(parents=True)
+    (root / "annotations").mkdir()
+    for split, numbers in (("trainval", range(8)), ("test", range(8, 13))):
+        lines = []
+        for number in numbers:
+            breed = ("Abyssinian", "beagle")[number % 2]
+            random_image(number).save(root / "images" / f"{breed}_{number}.jpg")
+            lines.append(f"{breed}_{number} {number % 2 + 1} 1 1\n")
+        (root / "annotations" / f"{split}.txt").write_text("".join(lines))
+    data = open_data(parse_data_path("torchvision:OxfordIIITPet"))
+    assert isinstance(data, Datasets)
+    assert (len(data.train), len(data.val)) == (8, 5)  # type: ignore[arg-type]
+    assert zoo.train("resnet18", "torchvision:OxfordIIITPet", experiment=SETTINGS, log_dir=tmp_path / "run").scores
+
+
+def test_damaged_torchvision_files_end_in_one_line(fashion: dict[str, np.ndarray], tmp_path: Path) -> None:
+    for content in (b"", b"\0\0\x08\x01\0\0\0\x18ab", b"no idx file"):
+        (tmp_path / "cache" / "torchvision" / "FashionMNIST" / "raw" / "train-labels-idx1-ubyte").write_bytes(content)
+        with pytest.raises(DataError, match=r"torchvision cannot load it: .*; download it to"):
+            open_data(parse_data_path("torchvision:FashionMNIST"))
+
+
+@pytest.mark.parametrize(("split", "label"), [("validation", -1), ("train", -1), ("validation", None)])
+def test_labels_of_hub_that_are_no_class_are_found_at_once(hub: Path, split: str, label: int | None) -> None:
+    datasets = pytest.importorskip("datasets")
+    file = hub / "data" / f"{split}-00000-of-00001.parquet"
+    rows = datasets.Dataset.from_parquet(str(file))
+    labels = [label, *rows["label"][1:]]
+    rows.remove_columns("label").add_column("label", labels, feature=rows.features["label"]).to_parquet(str(file))
+    with pytest.raises(DataError, match=f"the split {split} has labels that are no class: {label}; "):
+        open_data(DataName("hf", str(hub)))
 
 
 def test_files_missing_from_hub_raise(hub: Path, tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 import warnings
+from collections.abc import Sequence
 from typing import Any
 
 from torch.utils.data import Dataset
@@ -19,7 +20,10 @@ from zoo.data.sources.location import DataName, DataPath
 from zoo.errors import DataError, join_names, nearest
 from zoo.files import cache_dir, file_lock, is_offline
 
+# The first that exists is the training set: of OxfordIIITPet it is the second, of Places365 the third.
+TRAIN_SPLITS = ("train", "trainval", "train-standard")
 VAL_SPLITS = ("val", "validation", "test")  # the first that exists is the validation set
+AS_OBJECT = "build the data set with torchvision, and pass it to zoo.train"
 MAX_OTHER_NAMES = 10  # class names that differ from torchvision's; the Hub has some, such as "crane2"
 
 
@@ -37,17 +41,29 @@ def _open_torchvision(data: DataName) -> Datasets:
     build = getattr(of_torchvision, data.name) if data.name in of_torchvision.__all__ else None
     parameters = inspect.signature(build).parameters if build is not None else {}
     if build is None or not parameters.keys() & {"train", "split"}:
-        hint = nearest(data.name, of_torchvision.__all__, "torchvision.datasets lists all")
+        hint = AS_OBJECT
+        if build is None:
+            hint = nearest(data.name, of_torchvision.__all__, "torchvision.datasets lists all")
         raise DataError("torchvision has no such data set with a training split", data, hint)
+    needed = [name for name, each in parameters.items() if each.default is each.empty and each.kind != each.VAR_KEYWORD]
+    if more := [name for name in needed if name not in ("root", "split")]:
+        raise DataError(f"its class needs more arguments: {join_names(more)}", data, AS_OBJECT)
     if "train" in parameters:
         return Datasets(_build(data, build, train=True), _build(data, build, train=False))
-    train = _build(data, build, split="train")
-    for split in VAL_SPLITS:
+    return Datasets(_first_split(data, build, TRAIN_SPLITS), _first_split(data, build, VAL_SPLITS))
+
+
+def _first_split(data: DataName, build: Any, splits: Sequence[str]) -> Dataset[Any]:
+    """Return the first of ``splits`` that a data set of torchvision has; DataError with their names if it has none."""
+    reason: BaseException | None = None
+    for split in splits:
         try:
-            return Datasets(train, _build(data, build, split=split))
-        except ValueError:  # it has no split of this name
-            continue
-    raise DataError(f"it has none of the splits {', '.join(VAL_SPLITS)}", data, "choose another data set")
+            return _build(data, build, split=split)
+        except DataError as error:
+            if not isinstance(error.__cause__, ValueError):
+                raise
+            reason = error.__cause__  # it has no split of this name
+    raise DataError(f"it has none of the splits {', '.join(splits)}: {_one_line(reason)}", data, AS_OBJECT)
 
 
 def _build(data: DataName, build: Any, **split: Any) -> Dataset[Any]:
@@ -63,9 +79,11 @@ def _build(data: DataName, build: Any, **split: Any) -> Dataset[Any]:
                 if is_offline() or "download" not in inspect.signature(build).parameters:
                     raise
                 return build(root, **split, download=True)
-    except (OSError, RuntimeError, ImportError) as error:
+    except MemoryError:
+        raise
+    except Exception as error:  # damaged files raise nearly any
         remedy = f"download it to {root} as torchvision.datasets.{data.name} expects it"
-        raise DataError(f"torchvision cannot load it: {error}", data, remedy) from error
+        raise DataError(f"torchvision cannot load it: {_one_line(error)}", data, remedy) from error
 
 
 def _open_hub(data: DataName) -> Datasets:
@@ -76,16 +94,23 @@ def _open_hub(data: DataName) -> Datasets:
     try:
         splits = datasets.load_dataset(data.name)
     except Exception as error:  # the package raises errors of many others
-        raise DataError(f"the package datasets cannot load it: {error}", data, "check the name") from error
+        raise DataError(f"the package datasets cannot load it: {_one_line(error)}", data, "check the name") from error
     val = next((split for split in VAL_SPLITS if split in splits), None)
     if "train" not in splits or val is None:
         what = f"its splits are {join_names(splits)}, not train and one of {', '.join(VAL_SPLITS)}"
         raise DataError(what, data, "choose another data set")
-    return Datasets(*(_images_and_labels(data, splits[split]) for split in ("train", val)))
+    return Datasets(*(_images_and_labels(data, split, splits[split]) for split in ("train", val)))
 
 
-def _images_and_labels(data: DataName, rows: Any) -> Any:
+def _one_line(error: BaseException | None) -> str:
+    """Return the text of an error as one line."""
+    return " ".join(str(error).split()) or type(error).__name__
+
+
+def _images_and_labels(data: DataName, split: str, rows: Any) -> Any:
     """Return the columns of images and labels as "image" and "label"; DataError unless there is one of each.
+
+    DataError also for a row without a class, such as a test set that keeps its labels back, which are then -1.
 
     The attribute ``classes`` has the names of the classes, as in torchvision's data sets; the names of ImageNet's
     classes become wnids, as in class folders.
@@ -101,6 +126,9 @@ def _images_and_labels(data: DataName, rows: Any) -> Any:
             raise DataError(what, data, "choose another data set, or pass one with these columns to zoo.train")
         columns[name if name in found else found[0]] = name
     rows = rows.select_columns(list(columns)).rename_columns({old: new for old, new in columns.items() if old != new})
+    if missing := [label for label in rows.unique("label") if label is None or label < 0]:
+        what = f"the split {split} has labels that are no class: {join_names(missing)}"
+        raise DataError(what, data, "choose another data set, or pass one with all labels to zoo.train")
     rows.classes = _as_wnids(rows.features["label"].names)
     return rows
 
