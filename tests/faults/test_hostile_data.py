@@ -83,7 +83,7 @@ def test_any_bytes_of_shard_are_images_or_message(count: int, tmp_path: Path) ->
 
     def load(content: bytes) -> None:
         (root / "0.tar").write_bytes(content)
-        write_shard_index(root)
+        write_shard_index(root, index_path(root))
         _use(open_source(root, allow_empty_classes=True))
 
     fuzz(load, count, mutated(originals) | st.binary(max_size=1100), tmp_path)

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import codecs
+import errno
 import io
 import json
 import os
+import subprocess
+import sys
 import tarfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -25,6 +29,7 @@ from zoo.data.sources.index import index_path
 from zoo.data.sources.shards import Shards
 from zoo.data.transforms.classification import TrainTransform
 from zoo.errors import DataError
+from zoo.files import file_lock
 
 CPU = torch.device("cpu")
 
@@ -369,6 +374,76 @@ def test_label_too_large_for_index_raises(tmp_path: Path, monkeypatch: pytest.Mo
     _write_tar(tmp_path / "train" / "0.tar", {"1.png": b"x", "1.json": b'{"label": 1}' + b" " * 30})
     with pytest.raises(DataError, match="the label of sample 1 has 42 bytes, more than 30"):
         open_source(tmp_path / "train")
+
+
+@pytest.fixture
+def read_only(shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int) -> Path:
+    """Shards without an index, beside which nothing can be written."""
+    monkeypatch.setenv("ZOO_CACHE", str(tmp_path / "cache"))
+    index_path(shards / "train").unlink()
+
+    def lock(path: Path) -> Any:
+        if path.parent == shards:
+            raise OSError(number, os.strerror(number), str(path))
+        return file_lock(path)
+
+    monkeypatch.setattr("zoo.data.sources.shards.file_lock", lock)
+    return shards / "train"
+
+
+@pytest.mark.parametrize("number", [errno.EROFS, errno.EACCES, errno.EPERM])
+def test_index_of_read_only_shards_is_in_cache(read_only: Path, tmp_path: Path) -> None:
+    expected = Shards(read_only.parent / "val")
+    source = Shards(read_only)
+    assert sorted(map(source.read, range(21))) == sorted(map(expected.read, range(21)))
+    assert not index_path(read_only).exists()
+    (index,) = (tmp_path / "cache" / "shard-index").glob("*.index")
+    written = index.stat().st_mtime_ns
+    Shards(read_only)
+    assert index.stat().st_mtime_ns == written
+
+
+@pytest.mark.parametrize("number", [errno.EROFS])
+@pytest.mark.parametrize("change", ["label", "names", "no names", "shard"])
+def test_index_in_cache_follows_changes(read_only: Path, tmp_path: Path, change: str) -> None:
+    before, names = Shards(read_only), read_only / "classes.txt"
+    if change == "shard":
+        (read_only / "000005.tar").unlink()
+    elif change == "label":
+        with tarfile.open(read_only / "000000.tar") as tar:
+            members = {name: tar.extractfile(name).read() for name in tar.getnames()}  # type: ignore[union-attr]
+        members["000000000.cls"] = b"%d" % ((int(before.targets[0]) + 1) % 3)
+        _write_tar(read_only / "000000.tar", members)
+    elif change == "names":
+        names.write_text("bug\nbee\ncat\n")
+    else:
+        names.unlink()
+    after = Shards(read_only)
+    assert len(list((tmp_path / "cache" / "shard-index").glob("*.index"))) == 2
+    found = {"shard": len(after.names), "label": int(after.targets[0]), "names": after.classes[0]}
+    expected = {"shard": 20, "label": (int(before.targets[0]) + 1) % 3, "names": "bug"}
+    assert found.get(change, after.classes) == expected.get(change, ["0", "1", "2"])
+
+
+@pytest.mark.parametrize("number", [errno.EROFS])
+def test_index_without_writable_place_raises(read_only: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ZOO_CACHE", str(Path(__file__) / "x"))
+    with pytest.raises(DataError, match=r"the index cannot be written: Not a directory; .*ZOO_CACHE"):
+        Shards(read_only)
+
+
+@pytest.mark.dist
+def test_shards_of_read_only_mount_are_read(shards: Path, tmp_path: Path) -> None:
+    index_path(shards / "train").unlink()
+    imports = "import sys; from pathlib import Path; from zoo.data.sources.shards import Shards"
+    code = f"{imports}; print(len(Shards(Path(sys.argv[1])).names))"
+    mount = 'mount --bind "$0" "$0" && mount -o remount,bind,ro "$0" && exec "$@"'
+    command = ["unshare", "-m", "sh", "-c", mount, str(shards), sys.executable, "-c", code, str(shards / "train")]
+    environment = {**os.environ, "ZOO_CACHE": str(tmp_path / "cache")}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=120)
+    if "unshare" in done.stderr or "mount:" in done.stderr:
+        pytest.skip("mounting needs privileges")
+    assert done.stdout == "21\n"
 
 
 def test_digest_of_shards_depends_on_content_of_their_images(data: Path, tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from tqdm import tqdm
 
 from zoo.data.prepare.output import complete_folder
 from zoo.data.sources.folder import FolderSource
+from zoo.data.sources.index import index_path
 from zoo.data.sources.shards import CLASSES_FILE, SHARD_SUFFIX, write_shard_index
 
 
@@ -46,7 +47,7 @@ def write_shards(source: FolderSource, target: Path, *, per_shard: int, seed: in
                     extension = os.path.splitext(os.fsdecode(source.names[index]))[1].lower()
                     _add(tar, f"{number:09}{extension}", source.read(index))
                     _add(tar, f"{number:09}.cls", str(source.targets[index]).encode())
-    write_shard_index(target)
+    write_shard_index(target, index_path(target))
     return len(starts)
 
 

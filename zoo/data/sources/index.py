@@ -1,6 +1,7 @@
 """Index files, which have the position of each image in a folder of shards.
 
-The index of the folder DATA/train is the file DATA/train.index, in numpy's .npz format.
+The index of the folder DATA/train is the file DATA/train.index, in numpy's .npz format; the index of a read-only folder
+is in the cache.
 
 Tested by tests/data/sources/test_shards.py.
 """
@@ -97,5 +98,5 @@ def write_index(path: Path, header: Mapping[str, Any], arrays: Mapping[str, np.n
         with replacing(path) as temporary, temporary.open("wb") as file:
             np.savez(file, header=np.array(json.dumps(header).encode()), **arrays)  # type: ignore[arg-type]
     except OSError as error:
-        remedy = "make the folder writable, or open it once where it is writable"
+        remedy = "free disk space, or make the folder writable"
         raise DataError(f"the index cannot be written: {error.strerror}", path, remedy) from error

@@ -6,6 +6,8 @@ number of the class, or KEY.json, which has it under "label". Shards are never u
 
 from __future__ import annotations
 
+import errno
+import hashlib
 import io
 import json
 import logging
@@ -35,11 +37,13 @@ from zoo.data.sources.index import REINDEX_HINT, SHARD_SUFFIX, Index, index_path
 from zoo.data.sources.location import DataPath
 from zoo.data.sources.scan import check_filled, log_skipped
 from zoo.errors import DataError, ZooError, escape, join_names
-from zoo.files import file_lock, open_regular
+from zoo.files import cache_dir, file_lock, open_regular
 
 logger = logging.getLogger(__name__)
 
 CLASSES_FILE = "classes.txt"  # the names of the classes, one per line
+INDEX_FOLDER = "shard-index"  # of the cache, for shards on read-only file systems
+READ_ONLY = (errno.EACCES, errno.EPERM, errno.EROFS)
 SYSTEM_FOLDER = "__MACOSX"  # of copies of hidden files, which macOS writes into archives
 PIECE_BYTES = 2**20
 REPLACE = "replace it, or create it anew"
@@ -71,8 +75,8 @@ class Shards:
     """The images of the tar files in ``root``, in the order of the files and of the images in them; see
     `zoo.data.sources.folder.FolderSource`.
 
-    The index beside ``root`` is written on first use. Raises DataError if shards are damaged, if the index does not fit
-    them, or if it cannot be written.
+    The index beside ``root``, or in the cache if that place is read-only, is written on first use. Raises DataError if
+    shards are damaged, if the index does not fit them, or if it cannot be written.
 
     Args:
     - `root`: the folder.
@@ -124,8 +128,8 @@ class Shards:
         return windowed_permutation(shards, int(shards.max()) + 1, window, generator)
 
 
-def write_shard_index(root: Path) -> int:
-    """Write the index of the tar files in ``root``; return the number of images. Raises DataError."""
+def write_shard_index(root: Path, path: Path) -> int:
+    """Write the index of the tar files in ``root`` to ``path``; return the number of images. Raises DataError."""
     shards = shard_files(root)
     entries = [list(_scan_shard(shard)) for shard in shards]
     flat = [entry for share in entries for entry in share]
@@ -145,7 +149,7 @@ def write_shard_index(root: Path) -> int:
         "label_lengths": np.array([entry.label.size for entry in flat], dtype=np.int32),
         "checksums": np.array([entry.checksum for entry in flat], dtype=np.int64),
     }
-    write_index(index_path(root), {"classes": classes, "shards": _names_and_sizes(shards)}, arrays)
+    write_index(path, {"classes": classes, "shards": _names_and_sizes(shards)}, arrays)
     return len(flat)
 
 
@@ -158,16 +162,7 @@ def _open_index(root: Path) -> Index:
 
     Raises DataError if the index cannot be written or does not fit the shards.
     """
-    path = index_path(root)
-    if not path.exists():
-        try:
-            with file_lock(path.with_name(f".{path.name}.lock")):
-                if not path.exists():  # another process may have written it meanwhile
-                    logger.info("writing the index of the shards; %s", escape(root))
-                    write_shard_index(root)
-        except OSError as error:
-            remedy = "open the folder once where it can be written to"
-            raise DataError(f"the index cannot be written: {error.strerror}", path, remedy) from error
+    path = _indexed(root)
     index = parse_index(read_bytes(path, "an index"), path)
     if index.header["shards"] != _names_and_sizes(shard_files(root)):
         raise DataError("the index belongs to other shards", path, REINDEX_HINT)
@@ -176,6 +171,48 @@ def _open_index(root: Path) -> Index:
         what = f"{CLASSES_FILE} and the index have different names" if has_file else f"{CLASSES_FILE} was removed"
         raise DataError(f"{what}: the index names the classes {join_names(names, 3)}", path, REINDEX_HINT)
     return index
+
+
+def _indexed(root: Path) -> Path:
+    """Return the index file of the shards in ``root``, which is written if it does not exist.
+
+    It is beside ``root``, or in the cache if the place beside ``root`` is read-only.
+    """
+    path = index_path(root)
+    try:
+        try:
+            _write_missing(root, path)
+        except OSError as error:
+            if error.errno not in READ_ONLY:
+                raise
+            path = cache_dir() / INDEX_FOLDER / f"{_shards_digest(root)}.index"
+            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            _write_missing(root, path)
+    except OSError as error:
+        remedy = "make the folder writable, or set ZOO_CACHE to a writable folder"
+        raise DataError(f"the index cannot be written: {error.strerror}", path, remedy) from error
+    return path
+
+
+def _write_missing(root: Path, path: Path) -> None:
+    """Write the index ``path`` of the shards in ``root``, unless it exists or another process writes it meanwhile."""
+    if path.exists():
+        return
+    with file_lock(path.with_name(f".{path.name}.lock")):
+        if not path.exists():
+            logger.info("writing the index of the shards; %s", escape(path))
+            write_shard_index(root, path)
+
+
+def _shards_digest(root: Path) -> str:
+    """Return the sha256 of the path of ``root`` and of names, sizes and modification times of its files."""
+    digest = hashlib.sha256(os.fsencode(root.absolute()))
+    for file in (*shard_files(root), root / CLASSES_FILE):
+        status = file.stat() if file.exists() else None
+        digest.update(
+            os.fsencode(file.name) + (b"\0%d %d\n" % (status.st_size, status.st_mtime_ns) if status else b"\0")
+        )
+    return digest.hexdigest()
 
 
 def _class_names(root: Path, num_classes: int) -> list[str]:
