@@ -8,6 +8,7 @@ import json
 import os
 import shutil
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -161,3 +162,50 @@ def test_worker_killed_during_save_does_not_blame_checkpoint(tmp_path: Path, mon
     assert not isinstance(error.value, CheckpointError)
     assert [path.name for path in tmp_path.iterdir()] == [CHECKPOINT]
     read(tmp_path / CHECKPOINT)
+
+
+UNGUARDED = """
+import multiprocessing, sys
+multiprocessing.set_start_method(sys.argv[1], force=True)
+
+import torch
+import zoo
+
+class Items(list):
+    classes = ["ant", "bee"]
+
+{main}
+"""
+TRAIN = """
+    settings = {"optimizer": {"batch_size": 4}, "input": {"crop_train": 8}}
+    items = Items((torch.zeros(3, 8, 8), index % 2) for index in range(8))
+    zoo.train("resnet32_cifar", items, log_dir=sys.argv[2], epochs=1, workers=1, experiment=settings)
+"""
+
+
+GUARD = 'if __name__ == "__main__":'
+GUARDED = f"{GUARD}{TRAIN}"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("method", "main", "words"),
+    [
+        ("spawn", f"if True:{TRAIN}", f"call zoo.train or zoo.score below {GUARD}"),
+        ("forkserver", f"if True:{TRAIN}", f"call zoo.train or zoo.score below {GUARD}"),
+        ("spawn", GUARDED.replace("items, ", "Items([lambda: 0] * 8), "), "the data set cannot be sent to a worker"),
+        ("spawn", GUARDED, ""),
+    ],
+    ids=["spawn", "forkserver", "lambda", "right"],
+)
+def test_script_learns_what_start_method_needs(tmp_path: Path, method: str, main: str, words: str) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(UNGUARDED.format(main=main))
+    command = [sys.executable, str(script), method, str(tmp_path / "log")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert (done.returncode == 0) is (not words)
+    errors = [line for line in done.stderr.splitlines() if line.startswith("zoo.errors.")]  # also of the worker
+    assert bool(errors) is bool(words)
+    if words:
+        assert words in errors[-1]
+        assert "memory" not in errors[-1]

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import errno
+import multiprocessing
 import os
 import re
 import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
+from pickle import PicklingError
 from typing import Any, Generic, TypeVar
 
 import torch
@@ -94,6 +96,13 @@ class Loader(DataLoader[Sample], Generic[BatchesT]):
             return _raise_faults(super().__iter__())
         except OSError as error:  # the first iterator creates queues and processes
             raise DataError(f"the data workers cannot start: {error.strerror}; {shortage(str(error))}") from error
+        except (PicklingError, AttributeError, TypeError) as error:  # pickle raises all of these
+            if multiprocessing.get_start_method() == "fork" or "pickle" not in str(error):
+                raise
+            raise DataError(
+                f"the data set cannot be sent to a worker ({truncate(error)})",
+                remedy="define what it uses at the top level of a module, without lambdas, or use no workers",
+            ) from error
 
     def stop_workers(self) -> None:
         """Terminate the worker processes, even hung ones; the next iterator starts new ones."""

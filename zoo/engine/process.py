@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import random
 import re
@@ -26,6 +27,7 @@ COLLECTIVE_TIMEOUT = timedelta(minutes=30)
 
 # torch raises these errors from a signal handler, so they can surface at any line of the main process.
 DEAD_WORKER = re.compile(r"DataLoader worker \(pid.*?\) (?:is killed by|exited unexpectedly)|Pin memory thread exited")
+EXITED = "exited unexpectedly"
 BUS_ERROR = "Bus error"  # of a write to shared memory that is full
 
 ResultT = TypeVar("ResultT")
@@ -163,8 +165,20 @@ def concise_worker_errors() -> Iterator[None]:
         if not DEAD_WORKER.search(str(error)):
             raise
         reason = truncate(str(error).split(". ")[0].strip())
-        remedy = shortage(reason) if BUS_ERROR in reason else "--workers: if memory ran out, use fewer workers"
-        raise ZooError(f"a data loader worker died ({reason}); {remedy}; continue with --resume auto") from error
+        raise ZooError(f"a data loader worker died ({reason}); {_remedy(reason)}") from error
+
+
+def _remedy(reason: str) -> str:
+    """Return what to do about a worker that died for ``reason``."""
+    method = multiprocessing.get_start_method()
+    if EXITED in reason and method != "fork":
+        return (
+            f"workers of the start method {method} import the script that starts them: call zoo.train or zoo.score "
+            'below if __name__ == "__main__":, or see the output of the worker above'
+        )
+    if BUS_ERROR in reason:
+        return f"{shortage(reason)}; continue with --resume auto"
+    return "--workers: if memory ran out, use fewer workers; continue with --resume auto"
 
 
 def _number(name: str, default: int) -> int:
