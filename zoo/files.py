@@ -19,11 +19,10 @@ from typing import Any, TypeVar
 
 from filelock import FileLock, SoftFileLock
 
-from zoo.errors import escape, hide_secrets, truncate
+from zoo.errors import ConfigError, connection_reason, escape
 
 logger = logging.getLogger(__name__)
 
-from zoo.errors import ConfigError
 
 NO_WAIT = getattr(os, "O_NONBLOCK", 0)  # Windows has no FIFOs among its files
 DISTRIBUTION = "zoo-lean"  # the name in package indexes, where zoo is another package
@@ -86,7 +85,7 @@ def retry(action: Callable[[], T], passes: Callable[[Exception], bool], waits_s:
         except Exception as error:
             if not passes(error):
                 raise
-            reason = truncate(hide_secrets(str(error)) or type(error).__name__)
+            reason = connection_reason(error)
             logger.warning("%s: %s; next try in %g s", escape(where), reason, wait_s)
             sleep(wait_s)
     return action()

@@ -149,7 +149,9 @@ def _step_of_rank(bounds: list[int], parts: int) -> Tensor:
 
 
 @pytest.mark.dist
-@pytest.mark.parametrize(("bounds", "parts"), [([0, 7, 10], 1), ([0, 2, 3, 10], 1), ([0, 7, 10], 3), ([0, 3, 6, 10], 3)])
+@pytest.mark.parametrize(
+    ("bounds", "parts"), [([0, 7, 10], 1), ([0, 2, 3, 10], 1), ([0, 7, 10], 3), ([0, 3, 6, 10], 3)]
+)
 def test_uneven_processes_equal_one_process(bounds: list[int], parts: int) -> None:
     results = run_distributed(_step_of_rank, len(bounds) - 1, bounds, parts)
     expected = nn.utils.parameters_to_vector(_net().parameters()) - 0.1 * _gradient(*_batch(10))
