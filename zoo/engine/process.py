@@ -17,6 +17,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from zoo.data.loader import LoaderOptions, shortage
+from zoo.engine.rendezvous import open_store
 from zoo.errors import ConfigError, ZooError, truncate
 
 CPU = torch.device("cpu")
@@ -42,12 +43,14 @@ class Process:
     - `world_size`: number of processes of the run.
     - `device`: device that the process computes on.
     - `control`: Gloo group of all ranks for messages between hosts, which never wait for a GPU; None for one process.
+    - `store`: keys and values that all ranks share, for messages that no rank has to wait for; None for one process.
     """
 
     rank: int = 0
     world_size: int = 1
     device: torch.device = CPU
     control: dist.ProcessGroup | None = None
+    store: dist.Store | None = None
 
     @property
     def is_main(self) -> bool:
@@ -116,9 +119,10 @@ def open_process(backend: str | None = None) -> Iterator[Process]:
     """Join the process group that torchrun's environment describes, and leave it at the end.
 
     Without torchrun the process runs alone and has no group. Each process gets the CUDA device of its local rank, or
-    the CPU. Raises ConfigError if the environment is incomplete or inconsistent, if there are fewer devices than local
-    ranks, or if the backend cannot work on the device; ZooError, in one line, if a worker of a data loader dies. When
-    another rank dies, collective operations raise torch's own errors; torchrun ends and restarts the processes.
+    the CPU. Raises ConfigError if the environment is incomplete or inconsistent, if other processes do not come
+    (`zoo.engine.rendezvous.open_store`), if there are fewer devices than local ranks, or if the backend cannot work on
+    the device; ZooError, in one line, if a worker of a data loader dies. When another rank dies, collective operations
+    raise torch's own errors; torchrun ends and restarts the processes.
 
     Args:
     - `backend`: backend of the group, "nccl" or "gloo"; None for NCCL on CUDA devices and Gloo on the CPU.
@@ -140,10 +144,11 @@ def open_process(backend: str | None = None) -> Iterator[Process]:
         if world_size == 1:
             yield Process(device=device)
             return
-        dist.init_process_group(backend, timeout=COLLECTIVE_TIMEOUT)
+        store = open_store(rank, world_size)
+        dist.init_process_group(backend, store=store, rank=rank, world_size=world_size, timeout=COLLECTIVE_TIMEOUT)
         try:
             control: Any = dist.new_group(backend="gloo", timeout=COLLECTIVE_TIMEOUT)
-            yield Process(dist.get_rank(), world_size, device, control)
+            yield Process(rank, world_size, device, control, store)
             # A rank that finishes first must not close the connections of one that still works. After an error there is
             # no barrier, as the other ranks would not reach it.
             dist.barrier(control)

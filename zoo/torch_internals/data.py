@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import heapq
 import operator
+import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -34,6 +35,12 @@ FakeTensor = torch._subclasses.FakeTensor
 #: The name of torch.distributed's all-gather into one tensor. torch 2.11 has only the second name, which 2.13 and 2.14
 #: have deprecated.
 ALL_GATHER = "all_gather_single" if hasattr(dist, "all_gather_single") else "all_gather_into_tensor"
+
+
+def launcher_serves_store() -> bool:
+    """Return whether torchrun serves the store at MASTER_ADDR:MASTER_PORT, so that rank 0 must not."""
+    return os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == str(True)
+
 
 #: Returns an integer that identifies a storage during its lifetime. Tensors that share memory have the same one.
 storage_id: Callable[[Any], int] = operator.attrgetter("_cdata")
