@@ -10,6 +10,7 @@ import pytest
 import torch.distributed as dist
 
 from tests.dist.spawn import run_distributed
+from tests.engine.tiny import this_process
 from zoo.engine import stop as stop_module
 from zoo.engine.stop import SIGNALS, StopSignals
 
@@ -50,7 +51,7 @@ def test_second_signal_ends_process(
 
 def _steps_until_stop(signaled_rank: int, step: int, at_once: bool) -> list[str | None]:
     answers = []
-    with StopSignals(dist.new_group(backend="gloo")) as stop:
+    with StopSignals(this_process()) as stop:
         for now in range(step + 4):
             if now == step and dist.get_rank() == signaled_rank:
                 os.kill(os.getpid(), signal.SIGTERM)

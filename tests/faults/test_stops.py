@@ -1,83 +1,244 @@
-"""A run ends on a signal, even if its workers hang."""
+"""A run ends on the first signal, also if its next batch never comes, and continues exactly."""
 
 from __future__ import annotations
 
-import contextlib
 import json
+import logging
+import multiprocessing
 import os
 import signal
-import subprocess
-import sys
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import pytest
 
+import zoo
 from tests.cli.conftest import SETTINGS
-from tests.engine.tiny import make_images
-
-END_S = 12.0  # REPEAT_S is shortened to a second; the rest is time on a machine with other work
-
-
-# A run of many epochs. The second image of a worker stops the worker, as dead network storage does.
-TRAIN = """
-import os, signal, sys, time
-signal.signal(signal.SIGINT, signal.default_int_handler)  # shells let what they start in the background ignore it
-
-from zoo.cli import main
+from tests.dist.spawn import run_distributed
+from tests.engine.tiny import differences, make_images
+from zoo.config.experiment import Experiment
+from zoo.config.parse import parse_experiment
 from zoo.data.sources import folder
 from zoo.engine import stop
-stop.REPEAT_S = 1.0
+from zoo.engine.checkpoint import CHECKPOINT, read
+from zoo.engine.process import open_process
+from zoo.run.training import train_experiment
 
-def hang(name):
-    if len(seen) == 1:
-        os.write(1, b"%d\\n" % os.getpid())  # two workers write to one pipe
-        os.kill(os.getpid(), signal.SIGSTOP)
-    seen.append(name)
-    return read_bytes(name)
+pytestmark = pytest.mark.dist
 
-seen, read_bytes = [], folder.read_bytes
-folder.read_bytes = hang
-raise SystemExit(main(["train", *sys.argv[1:]]))
-"""
+END_S = 40.0  # on a machine with other work; a rank without its batch gives up after a second here
 
 
-@pytest.fixture
-def command(tmp_path: Path) -> list[str]:
-    settings = json.loads(json.dumps(SETTINGS))
-    settings["optimizer"]["schedule"]["epochs"] = 1000
-    (tmp_path / "tiny.json").write_text(json.dumps(settings))
-    make_images(tmp_path / "data", num_train=40, num_val=4)
-    return [str(tmp_path / "tiny.json"), str(tmp_path / "data"), "--log-dir", str(tmp_path / "log")]
+class End(NamedTuple):
+    """How a run ended: the error, the lines of its log, and the seconds since the signal."""
+
+    error: str
+    lines: list[str]
+    seconds: float
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_images(tmp_path_factory.mktemp("data"), num_train=24, num_val=4)
 
 
 @pytest.fixture
-def hanging(command: list[str]) -> Iterator[subprocess.Popen[str]]:
-    """A run whose two workers have stopped."""
-    program = [sys.executable, "-c", TRAIN, *command, "-j", "2"]
-    process = subprocess.Popen(program, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    assert process.stdout is not None
-    workers = [int(process.stdout.readline()) for _ in range(2)]
-    yield process
-    process.kill()
-    process.communicate()
-    for worker in workers:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(worker, signal.SIGKILL)
+def config() -> Experiment:
+    content = json.loads(json.dumps(SETTINGS))
+    content["optimizer"] |= {"batch_size": 8, "schedule": {"epochs": 2}}
+    return parse_experiment(content, "test")
+
+
+def _sleep() -> None:
+    time.sleep(600)
+
+
+def _freeze() -> None:
+    os.kill(os.getpid(), signal.SIGSTOP)  # as dead network storage does
+
+
+class Hang:
+    """Reads images, until this process has read ``count`` images of a split; then it reports this, and hangs."""
+
+    def __init__(self, split: str, count: int, hang: Callable[[], None], hung: Path) -> None:
+        self._split, self._left, self._hang, self._hung = f"/{split}/", count, hang, hung
+
+    def __call__(self, name: str) -> bytes:
+        if self._split in str(name):
+            if not self._left:
+                self._hung.touch()
+                self._hang()
+            self._left -= 1
+        return READ_BYTES(name)
+
+
+READ_BYTES: Any = folder.read_bytes
+
+
+def _run(config: Experiment, data: Path, log_dir: Path, workers: int = 0, resume: str | None = None) -> None:
+    with open_process() as process:
+        train_experiment(
+            config, data, log_dir, process, workers=workers, log_every=1, resume=resume, weights=None
+        )  # fmt: skip
+
+
+def _stopped(
+    number: int, hangs: dict[int, Hang], config: Experiment, data: Path, log_dir: Path, hung: Path, workers: int
+) -> End:
+    """Run, send ``number`` to this process as soon as all images of ``hangs``, by rank, hang; return the end."""
+    stop.STALL_S = 1.0
+    rank, lines, sent_s = int(os.environ["RANK"]), Lines(), []
+    logging.getLogger("zoo").addHandler(lines)
+    if rank in hangs:
+        folder.read_bytes = hangs[rank]  # type: ignore[assignment]
+
+    def send() -> None:
+        while len(list(hung.iterdir())) < len(hangs):
+            time.sleep(0.02)
+        time.sleep(0.5)  # the other ranks reach the place where they wait
+        sent_s.append(time.monotonic())
+        os.kill(os.getpid(), number)
+
+    threading.Thread(target=send, daemon=True).start()
+    try:
+        _run(config, data, log_dir, workers)
+    except BaseException as error:
+        return End(f"{type(error).__name__}: {error}", lines.texts, time.monotonic() - sent_s[0])
+    raise AssertionError("the run was not stopped")
+
+
+class Lines(logging.Handler):
+    """The texts of all log records."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.texts: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.texts.append(record.getMessage())
 
 
 @pytest.mark.slow
-def test_second_signal_ends_run_with_hanging_workers(hanging: subprocess.Popen[str]) -> None:
-    number = signal.SIGTERM
-    hanging.send_signal(number)
-    time.sleep(1.5)
-    assert hanging.poll() is None
-    for _ in range(
-        3
-    ):  # a signal within REPEAT_S of the one before is not counted; a busy machine handles the first late
-        hanging.send_signal(number)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            assert hanging.wait(END_S) == 128 + number
-            return
-    raise AssertionError("the run does not end")
+@pytest.mark.parametrize(
+    ("number", "split", "count", "hang", "workers", "position"),
+    [
+        (signal.SIGINT, "train", 10, _sleep, 0, (0, 1)),
+        (signal.SIGTERM, "train", 10, _sleep, 1, (0, 1)),
+        (signal.SIGINT, "train", 0, _freeze, 1, (0, 0)),
+        (signal.SIGTERM, "train", 8, _sleep, 2, (0, 2)),
+        (signal.SIGINT, "train", 24, _sleep, 0, (1, 0)),
+        (signal.SIGTERM, "val", 1, _sleep, 1, (0, 3)),
+    ],
+)
+def test_run_without_next_batch_is_saved_and_continues_exactly(
+    number: signal.Signals,
+    split: str,
+    count: int,
+    hang: Callable[[], None],
+    workers: int,
+    position: tuple[int, int],
+    config: Experiment,
+    data: Path,
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "hung").mkdir()
+    hangs = {0: Hang(split, count, hang, tmp_path / "hung" / "0")}
+    log_dir = tmp_path / "log"
+    arguments = (number, hangs, config, data, log_dir, tmp_path / "hung", workers)
+    (end,) = run_distributed(_stopped, 1, *arguments, group=False)
+    assert end.error.startswith(f"TrainingInterrupted: {number.name} at step ")
+    assert "continue with --resume auto" in end.error
+    assert any(line.startswith(f"{number.name}: saving after this batch; ") for line in end.lines)
+    assert end.seconds < END_S
+    saved = read(log_dir / CHECKPOINT)
+    assert (saved["position"]["epoch"], saved["position"]["batch"]) == position
+    run_distributed(_run, 1, config, data, log_dir, 0, "auto", group=False)
+    run_distributed(_run, 1, config, data, tmp_path / "straight", group=False)
+    assert differences(read(log_dir / CHECKPOINT), read(tmp_path / "straight" / CHECKPOINT)) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("number", "split", "position"), [(signal.SIGTERM, "train", (0, 1)), (signal.SIGINT, "val", (0, 3))]
+)
+def test_ranks_that_all_wait_for_batches_save_together(
+    number: signal.Signals, split: str, position: tuple[int, int], config: Experiment, data: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "hung").mkdir()
+    count = 6 if split == "train" else 1
+    hangs = {rank: Hang(split, count, _sleep, tmp_path / "hung" / str(rank)) for rank in range(2)}
+    arguments = (number, hangs, config, data, tmp_path / "log", tmp_path / "hung", 1)
+    for end in run_distributed(_stopped, 2, *arguments, group=False):
+        assert end.error.startswith(f"TrainingInterrupted: {number.name} at step ")
+        assert end.seconds < END_S
+    saved = read(tmp_path / "log" / CHECKPOINT)
+    assert (saved["position"]["epoch"], saved["position"]["batch"]) == position
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("number", "rank"), [(signal.SIGTERM, 1), (signal.SIGINT, 0)])
+def test_rank_without_batch_ends_other_rank_that_waits_for_its_gradients(
+    number: signal.Signals, rank: int, config: Experiment, data: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "hung").mkdir()
+    hangs = {rank: Hang("train", 6, _sleep, tmp_path / "hung" / "0")}
+    ends = run_distributed(
+        _stopped, 2, number, hangs, config, data, tmp_path / "log", tmp_path / "hung", 1, group=False
+    )
+    own, other = ends[rank], ends[1 - rank]
+    assert own.error in (f"SystemExit: {128 + number}", "KeyboardInterrupt: ")
+    assert any(line.startswith(f"{number.name}: no batch came") and "nothing is saved" in line for line in own.lines)
+    assert other.error.startswith("RuntimeError: ")
+    assert max(own.seconds, other.seconds) < END_S
+    assert not (tmp_path / "log" / CHECKPOINT).exists()
+
+
+def _scored(number: int, hang: Hang, hung: Path, checkpoint: Path, data: Path, workers: int) -> tuple[str, float, int]:
+    """Score, send ``number`` once the images hang; return the error, the seconds since then, and the workers left."""
+    folder.read_bytes = hang  # type: ignore[assignment]
+    sent_s = []
+
+    def send() -> None:
+        while not list(hung.iterdir()):
+            time.sleep(0.02)
+        sent_s.append(time.monotonic())
+        os.kill(os.getpid(), number)
+
+    threading.Thread(target=send, daemon=True).start()
+    try:
+        zoo.score(checkpoint, data, workers=workers)
+    except BaseException as error:
+        seconds = time.monotonic() - sent_s[0]
+        return repr(error), seconds, len(multiprocessing.active_children())
+    raise AssertionError("the scoring was not stopped")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("number", "error", "hang", "workers"),
+    [
+        (signal.SIGINT, "KeyboardInterrupt()", _freeze, 2),
+        (signal.SIGTERM, "SystemExit(143)", _sleep, 1),
+        (signal.SIGTERM, "SystemExit(143)", _sleep, 0),
+    ],
+)
+def test_scoring_without_next_batch_ends_with_its_workers(
+    number: signal.Signals,
+    error: str,
+    hang: Callable[[], None],
+    workers: int,
+    config: Experiment,
+    data: Path,
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "hung").mkdir()
+    run_distributed(_run, 1, config, data, tmp_path / "log", group=False)
+    hanging = Hang("val", 1, hang, tmp_path / "hung" / "0")
+    arguments = (number, hanging, tmp_path / "hung", tmp_path / "log" / CHECKPOINT, data, workers)
+    ((ended, seconds, num_left),) = run_distributed(_scored, 1, *arguments, group=False)
+    assert ended == error
+    assert seconds < END_S
+    assert num_left == 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import signal
 from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,7 +23,7 @@ from zoo.engine.optim import set_lr
 from zoo.engine.reporting import VALIDATION, Log, Pace, metrics_since
 from zoo.engine.state import TrainState, all_finite, broadcast_buffers, set_training_mode, shared_state
 from zoo.engine.step import StepBatch, gradient_angle, train_step
-from zoo.engine.stop import DATA_FAULT, LAG, StopSignals
+from zoo.engine.stop import DATA_FAULT, LAG, STALL_S, StopRequested, StopSignals, ending_by
 from zoo.engine.task import Result
 from zoo.engine.validation import validate
 from zoo.errors import CheckpointError, DataError, NonFiniteLossError, TrainingInterrupted, escape
@@ -57,7 +58,7 @@ class Trainer:
         self.state, self.config = state, state.config
         self.train_loader, self.val_loader, self.batches = train_loader, val_loader, train_loader.batch_sampler
         self.log, self.log_dir, self.log_interval = log, log_dir, log_interval
-        self.stop = StopSignals(state.process.control)
+        self.stop = StopSignals(state.process)
         self.writer = CheckpointWriter(state.process, log_dir)
         self.pace = Pace()
         self._fault = ""  # why this rank has no further batch; the text, as an exception would hold on to the workers
@@ -69,18 +70,24 @@ class Trainer:
         checkpoints within epochs. They are written in the background, and all of them are complete when this returns or
         raises.
 
-        SIGTERM and SIGINT save the state and raise TrainingInterrupted. Images that cannot be read save the state, too,
-        and raise DataError on every rank; in the first `LAG` steps of an epoch several ranks raise without saving.
-        During validation the saved state is the state at the end of the epoch, and a resumed run starts with the
-        validation. Raises NonFiniteLossError and CheckpointError without saving; a failed write raises at the next
-        report or save, or at the end. Returns None without validation, and if all epochs are done already.
+        SIGTERM and SIGINT save the state and raise TrainingInterrupted, also if the next batch never comes. Images that
+        cannot be read save the state, too, and raise DataError on every rank; in the first `LAG` steps of an epoch
+        several ranks raise without saving. During validation the saved state is the state at the end of the epoch, and
+        a resumed run starts with the validation. Raises NonFiniteLossError and CheckpointError without saving; a failed
+        write raises at the next report or save, or at the end. Returns None without validation, and if all epochs are
+        done already.
         """
-        result = None
+        result, request = None, None
         with self.stop, self.writer:
             try:
-                while self.state.epoch < self.config.optimizer.schedule.epochs:
-                    self._train_epoch()
-                    result = self._finish_epoch()
+                try:
+                    while self.state.epoch < self.config.optimizer.schedule.epochs:
+                        self._train_epoch()
+                        result = self._finish_epoch()
+                except StopRequested as error:
+                    request = error.with_traceback(None)  # the traceback refers to the workers
+                if request is not None:
+                    self._stop_between_batches(request)
             except BaseException:
                 # Here, while signals are still handled: a worker that hangs would keep the process from ending.
                 self.train_loader.stop_workers()
@@ -98,7 +105,7 @@ class Trainer:
         reported = state.meter.read(reduce=True)
         title = f"epoch {state.epoch + 1}/{self.config.optimizer.schedule.epochs}"
         with self.log.progress(title, num_batches, state.batch) as advance:
-            for batches in self.pace.timed(self._steps()):
+            for batches in self.pace.timed(self.stop.waits(self._steps())):
                 lr = self._set_lr()
                 step_batches = [self._prepared(batch) for batch in batches]
                 self._meter_gradient_angle(step_batches[0])
@@ -195,11 +202,7 @@ class Trainer:
         if state.epoch == 0:
             counts = state.task.class_counts(self._checked_reading())
             _warn_of_absent("the training crops of epoch 1", self.train_loader.dataset, counts)
-        try:
-            result = None if self.val_loader is None else self._validation(self.val_loader)
-        except _StopInValidation as asked:
-            self._stop_if_asked(str(asked))
-            raise
+        result = None if self.val_loader is None else self._validation(self.val_loader)
         is_best = False
         if result is not None:
             is_best = state.epoch == 0 or result.score > state.best_score
@@ -234,11 +237,11 @@ class Trainer:
             )
 
     def _val_batches(self, loader: Loader[ValBatches]) -> Iterator[Batch]:
-        """Yield this rank's validation batches; raise _StopInValidation on every rank once all agree to stop.
+        """Yield this rank's validation batches; raise StopRequested on every rank once all agree to stop.
 
         All ranks have to take part in equally many all-reduces, although a rank may have a batch fewer than rank 0.
         """
-        own = iter(loader)
+        own = self.stop.waits(loader)
         for _ in range(loader.batch_sampler.num_batches(rank=0)):
             try:
                 batch = next(own, None)
@@ -249,9 +252,9 @@ class Trainer:
                 yield batch
             name = self.stop.agreed()
             if name is not None:
-                raise _StopInValidation(name)
+                raise StopRequested(name, is_agreed=True)
         if self.stop.agreed_at_once() == DATA_FAULT:  # in one of the last batches
-            raise _StopInValidation(DATA_FAULT)
+            raise StopRequested(DATA_FAULT, is_agreed=True)
 
     def _save(self, is_best: bool = False) -> None:
         """Start to write a checkpoint; NonFiniteLossError, on every rank, unless all losses and weights are finite."""
@@ -279,6 +282,18 @@ class Trainer:
         return NonFiniteLossError(
             f"{what}; {place}: lower optimizer.learning_rate, or set optimizer.clip or optimizer.schedule.warmup_epochs"
         )
+
+    def _stop_between_batches(self, request: StopRequested) -> None:
+        """Save the state and raise TrainingInterrupted; end without saving if other ranks cannot take part."""
+        if not request.is_agreed and not self.stop.await_ranks(self.state.step):
+            logger.warning(
+                "%s: no batch came for %.0f s, and other processes are in a step: nothing is saved; continue from the "
+                "last checkpoint with --resume auto",
+                request.signal_name,
+                STALL_S,
+            )
+            raise ending_by(signal.Signals[request.signal_name])
+        self._stop_if_asked(request.signal_name)
 
     def _stop_if_asked(self, reason: str | None, saved: bool = False) -> None:
         """If the ranks agreed to stop, save unless ``saved``, and raise TrainingInterrupted; DataError for a fault."""
@@ -314,7 +329,3 @@ def _warn_of_absent(where: str, images: ImageDataset, counts: list[int] | None) 
     """Log the classes without labels, which a run can neither learn nor score."""
     if counts is not None and (what := images.describe_absent(counts)):
         logger.warning("%s; %s", what, where)
-
-
-class _StopInValidation(Exception):
-    """All ranks agreed to stop during validation; the text is the name of the signal."""

@@ -21,6 +21,7 @@ from zoo.data.sources.location import DataName, parse_data_path
 from zoo.engine.consistency import SHOWN_DIGITS, check_same_on_all_ranks, dataset_fingerprint, environment_fingerprint
 from zoo.engine.digest import digest
 from zoo.engine.process import Process
+from zoo.engine.stop import ending_workers
 from zoo.engine.task import EvalProtocol, Result
 from zoo.engine.validation import validate
 from zoo.errors import ConfigError, escape, join_names
@@ -109,7 +110,10 @@ def score(
         },
         "give every process the same command, weights and images",
     )
-    with Progress(protocol.name, len(loader), show=process.is_main, every=log_every) as progress:
+    with (
+        ending_workers(loader.stop_workers),
+        Progress(protocol.name, len(loader), show=process.is_main, every=log_every) as progress,
+    ):
         result = validate(
             network.model.to(process.device),
             task,
