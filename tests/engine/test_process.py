@@ -70,7 +70,7 @@ def test_group_has_requested_backend(monkeypatch: pytest.MonkeyPatch, asked: str
 
     _set(monkeypatch, TWO_RANKS)
     monkeypatch.setattr("zoo.engine.process._open_device", lambda local_rank: torch.device(device))
-    monkeypatch.setattr("zoo.engine.process.open_store", lambda rank, world_size: None)
+    monkeypatch.setattr("zoo.engine.process.open_store", lambda rank, world_size: dist.HashStore())
     monkeypatch.setattr(dist, "init_process_group", join)
     refused = (asked, device) == ("nccl", "cpu")
     message = "--dist-backend nccl needs CUDA" if refused else "no group in this test"

@@ -145,6 +145,7 @@ def open_process(backend: str | None = None) -> Iterator[Process]:
             yield Process(device=device)
             return
         store = open_store(rank, world_size)
+        store.set_timeout(COLLECTIVE_TIMEOUT)
         dist.init_process_group(backend, store=store, rank=rank, world_size=world_size, timeout=COLLECTIVE_TIMEOUT)
         try:
             control: Any = dist.new_group(backend="gloo", timeout=COLLECTIVE_TIMEOUT)

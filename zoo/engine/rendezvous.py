@@ -40,12 +40,14 @@ def open_store(rank: int, world_size: int) -> dist.Store:
     try:
         if not is_server:
             _await_server(host, port, where)
-        timeout = timedelta(seconds=LIMIT_S if is_server else RESOLVE_S)
-        server = dist.TCPStore(
-            host, port, is_master=is_server, timeout=timeout, wait_for_workers=False, multi_tenant=is_server
-        )
-        attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-        store = dist.PrefixStore(f"zoo/{attempt}/{next(_openings)}", server)
+        if launcher_serves_store():  # and lives longer than this attempt, which torch tells apart from others
+            server, _, _ = next(iter(dist.rendezvous("env://", timeout=timedelta(seconds=RESOLVE_S))))
+        else:
+            timeout = timedelta(seconds=LIMIT_S if is_server else RESOLVE_S)
+            server = dist.TCPStore(
+                host, port, is_master=is_server, timeout=timeout, wait_for_workers=False, multi_tenant=is_server
+            )
+        store = dist.PrefixStore(f"zoo/{next(_openings)}", server)
         _await_others(store, rank, world_size, where)
     except dist.DistError as error:
         reason = truncate(str(error).strip().split("\n")[0])
