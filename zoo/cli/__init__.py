@@ -32,7 +32,7 @@ from zoo.cli.train import Train
 from zoo.cli.validate import Validate
 from zoo.errors import EXIT_BROKEN_PIPE, EXIT_KEYBOARD_INTERRUPT, EXIT_USER_ERROR, ZooError, escape, hide_secrets
 from zoo.files import DISTRIBUTION
-from zoo.run.console import set_up_console
+from zoo.run.console import environment_rank, set_up_console
 
 COMMANDS: Mapping[str, type[Command] | Group] = {
     "list": List,
@@ -126,7 +126,7 @@ def _run(args: argparse.Namespace, command_line: str) -> int:
     one line. If the reader of the output stops reading (``zoo list | head -1``), the exit code is 141 and nothing is
     printed, as for other programs.
     """
-    set_up_console(rank=_rank())
+    set_up_console(rank=environment_rank())
     # Spinning threads slow a step down many times as soon as another program wants a core. torch reads the variable
     # when it is imported, which has not happened yet.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
@@ -151,12 +151,6 @@ def _version() -> str:
         return metadata.version(DISTRIBUTION)
     except metadata.PackageNotFoundError:
         return "(checkout, not installed)"
-
-
-def _rank() -> int:
-    """Return the rank of this process for its log; 0 if RANK is not a number, which distributed commands report."""
-    text = os.environ.get("RANK", "0")
-    return int(text) if text.isdecimal() and len(text) < 10 else 0
 
 
 def _print_error(args: argparse.Namespace, message: str) -> None:

@@ -4,14 +4,24 @@ from __future__ import annotations
 
 import io
 import logging
+import os
 import shutil
 import sys
 import time
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
-from tqdm import tqdm
+from tqdm import TqdmWarning
+from tqdm.notebook import tqdm_notebook
+from tqdm.std import tqdm
 
 from zoo.errors import escape
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore", TqdmWarning)  # in a notebook without ipywidgets, lines are printed
+    from tqdm.auto import tqdm as auto_tqdm
 
 logger = logging.getLogger(__name__)
 
@@ -36,7 +46,7 @@ class ConsoleHandler(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         """Print the record, unless a bar shows it or it is for log files only."""
-        if getattr(record, "only_in_files", False) or (getattr(record, "shown_by_bar", False) and is_terminal()):
+        if getattr(record, "only_in_files", False) or (getattr(record, "shown_by_bar", False) and draws_bars()):
             return
         try:
             # One write with its line break, between which no other process can write a line of its own.
@@ -45,9 +55,24 @@ class ConsoleHandler(logging.Handler):
             self.handleError(record)
 
 
-def is_terminal() -> bool:
-    """Return whether stderr is a terminal. Bars are drawn only there; otherwise lines are printed."""
-    return sys.stderr.isatty()
+def is_notebook() -> bool:
+    """Return whether this process is the kernel of a notebook that can show widgets."""
+    return issubclass(auto_tqdm, tqdm_notebook)
+
+
+def draws_bars() -> bool:
+    """Return whether progress is shown as bars: on a terminal or in a notebook, if a `ConsoleHandler` prints the lines.
+
+    A handler of the user's own would write into the bars. It gets lines instead.
+    """
+    prints = any(isinstance(handler, ConsoleHandler) for handler in logging.getLogger("zoo").handlers)
+    return prints and (sys.stderr.isatty() or is_notebook())
+
+
+def environment_rank() -> int:
+    """Return the rank of this process for its log; 0 if RANK is not a number, which distributed commands report."""
+    text = os.environ.get("RANK", "0")
+    return int(text) if text.isdecimal() and len(text) < 10 else 0
 
 
 def set_up_console(rank: int) -> None:
@@ -58,18 +83,54 @@ def set_up_console(rank: int) -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # tests and notebooks replace them with other objects
             stream.reconfigure(errors="backslashreplace")
+    zoo_logger = logging.getLogger("zoo")
+    zoo_logger.setLevel(logging.INFO)
+    zoo_logger.handlers = [_console_handler(rank)]
+
+
+@contextmanager
+def console(rank: int, verbose: bool) -> Iterator[None]:
+    """Context in which a call from Python shows what the command shows, or nothing unless ``verbose``.
+
+    If the user has configured logging, other than to files, zoo's records reach the user that way, and only that way.
+    """
+    zoo_logger = logging.getLogger("zoo")
+    handlers, level = list(zoo_logger.handlers), zoo_logger.level
+    if not verbose:
+        kept = [handler for handler in handlers if not isinstance(handler, ConsoleHandler)]
+        # Without any handler, Python would print warnings.
+        zoo_logger.handlers = [*kept, logging.NullHandler()]
+    elif not _is_printed(zoo_logger):
+        zoo_logger.addHandler(_console_handler(rank))
+    if zoo_logger.getEffectiveLevel() > logging.INFO:
+        zoo_logger.setLevel(logging.INFO)
+    try:
+        yield
+    finally:
+        zoo_logger.handlers = handlers
+        zoo_logger.setLevel(level)
+
+
+def _console_handler(rank: int) -> ConsoleHandler:
     handler = ConsoleHandler()
     handler.setFormatter(PlainFormatter())
     if rank != 0:
         handler.setLevel(logging.WARNING)
         handler.setFormatter(PlainFormatter(f"rank {rank}: %(message)s"))
-    logger = logging.getLogger("zoo")
-    logger.setLevel(logging.INFO)
-    logger.handlers = [handler]
+    return handler
+
+
+def _is_printed(source: logging.Logger | None) -> bool:
+    """Return whether a logger or one of its parents has a handler that is not for files."""
+    while source is not None:
+        if any(not isinstance(handler, logging.FileHandler | logging.NullHandler) for handler in source.handlers):
+            return True
+        source = source.parent if source.propagate else None
+    return False
 
 
 class Progress:
-    """Progress of a loop: a bar on a terminal, lines otherwise. A context manager.
+    """Progress of a loop: a bar where `draws_bars` says so, lines otherwise. A context manager.
 
     Args:
     - `title`: text in front of the bar or the count.
@@ -77,24 +138,24 @@ class Progress:
     - `done`: number of batches that are already done.
     - `show`: whether to show anything.
     - `every`: batches between two lines; default: a line every 30 seconds.
-    - `lines`: whether to log lines where there is no terminal; False if the caller logs its own.
+    - `lines`: whether to log lines where there is no bar; False if the caller logs its own.
     """
 
     def __init__(
         self, title: str, total: int, done: int = 0, *, show: bool = True, every: int | None = None, lines: bool = True
     ) -> None:
         self._title, self._total, self._done = title, total, done
-        is_drawn = is_terminal()
+        is_drawn = draws_bars()
         self._lines = show and lines and not is_drawn
         self._every = every
         self._last_line_s = time.monotonic()
         size = shutil.get_terminal_size()  # without a size, tqdm draws nothing on terminals that do not report theirs
-        self._bar: tqdm[Any] = tqdm(
+        self._bar: tqdm[Any] = auto_tqdm(
             desc=title,
             total=total,
             initial=done,
             bar_format=f"{BAR_FORMAT} {{elapsed}}<{{remaining}}",
-            ncols=size.columns,
+            ncols=None if is_notebook() else size.columns,
             nrows=size.lines,
             leave=False,
             disable=not (show and is_drawn),

@@ -28,7 +28,7 @@ from zoo.errors import ConfigError, escape, join_names
 from zoo.models.build import build_on_meta
 from zoo.models.external import check_logits
 from zoo.registry.load_network import LoadedNetwork, as_loaded
-from zoo.run.console import Progress
+from zoo.run.console import Progress, console, environment_rank
 from zoo.run.environment import describe_environment
 from zoo.run.label_images import names_of
 from zoo.run.results_table import class_table, results_table
@@ -50,6 +50,7 @@ def score(
     log_every: int | None = None,
     record: Callable[[Batch, Tensor], object] | None = None,
     split: str = "val",
+    verbose: bool = True,
 ) -> Result:
     """Return the scores of a network on the images of ``data``/val, each scored exactly once.
 
@@ -80,52 +81,55 @@ def score(
     - `log_every`: batches between two progress lines, if no bar is drawn; default: a line every 30 seconds.
     - `record`: called with each batch of this process and its logits.
     - `split`: the folder in ``data``, for classification.
+    - `verbose`: whether progress and warnings are shown.
 
     Raises ConfigError for an unknown protocol, one of another task, crops that do not fit the network, and, on every
     process, if processes have different arguments; DataError for unsuitable data.
     """
-    network = as_loaded(network, weights)
-    process, protocol, settings = process or single_process(), _resolve_protocol(network, protocol), network.experiment
-    task = task_of(settings)
-    if is_external(settings.network.arch) and isinstance(protocol, CropProtocol):
-        model = build_on_meta(settings.network).eval()
-        check_logits(model, settings.network.arch, settings.network.num_classes, protocol.crop, "the crop")
-    loader = task.build_val_loader(
-        open_data(parse_data_path(data)),
-        protocol,
-        process.loader_options(workers),
-        batch_size=batch_size,
-        limit=limit,
-        split=split,
-    )
-    match_classes(loader.dataset, settings.network.num_classes, network.class_names)
-    check_same_on_all_ranks(
-        process,
-        lambda: {
-            **environment_fingerprint(process, "validate"),
-            "protocol": protocol.name,
-            "training.amp": settings.training.amp,
-            "weights": digest(network.model.state_dict())[:SHOWN_DIGITS],
-            "val": dataset_fingerprint(loader.dataset, loader.batch_sampler.num_images),
-        },
-        "give every process the same command, weights and images",
-    )
-    with (
-        ending_workers(loader.stop_workers),
-        Progress(protocol.name, len(loader), show=process.is_main, every=log_every) as progress,
-    ):
-        result = validate(
-            network.model.to(process.device),
-            task,
-            loader,
-            process.device,
-            process.world_size,
-            protocol=protocol,
-            amp=settings.training.amp,
-            advance=progress.advance,
-            record=record,
+    with console(environment_rank() if process is None else process.rank, verbose):
+        network = as_loaded(network, weights)
+        process, protocol = process or single_process(), _resolve_protocol(network, protocol)
+        settings = network.experiment
+        task = task_of(settings)
+        if is_external(settings.network.arch) and isinstance(protocol, CropProtocol):
+            model = build_on_meta(settings.network).eval()
+            check_logits(model, settings.network.arch, settings.network.num_classes, protocol.crop, "the crop")
+        loader = task.build_val_loader(
+            open_data(parse_data_path(data)),
+            protocol,
+            process.loader_options(workers),
+            batch_size=batch_size,
+            limit=limit,
+            split=split,
         )
-    return replace(result, val=dataset_fingerprint(loader.dataset, len(loader.dataset)))  # type: ignore[type-var]
+        match_classes(loader.dataset, settings.network.num_classes, network.class_names)
+        check_same_on_all_ranks(
+            process,
+            lambda: {
+                **environment_fingerprint(process, "validate"),
+                "protocol": protocol.name,
+                "training.amp": settings.training.amp,
+                "weights": digest(network.model.state_dict())[:SHOWN_DIGITS],
+                "val": dataset_fingerprint(loader.dataset, loader.batch_sampler.num_images),
+            },
+            "give every process the same command, weights and images",
+        )
+        with (
+            ending_workers(loader.stop_workers),
+            Progress(protocol.name, len(loader), show=process.is_main, every=log_every) as progress,
+        ):
+            result = validate(
+                network.model.to(process.device),
+                task,
+                loader,
+                process.device,
+                process.world_size,
+                protocol=protocol,
+                amp=settings.training.amp,
+                advance=progress.advance,
+                record=record,
+            )
+        return replace(result, val=dataset_fingerprint(loader.dataset, len(loader.dataset)))  # type: ignore[type-var]
 
 
 @dataclass(frozen=True)

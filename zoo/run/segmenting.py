@@ -26,7 +26,7 @@ from zoo.engine.precision import AMP_DTYPES, autocast
 from zoo.engine.process import Process, open_process
 from zoo.errors import ConfigError, DataError, escape
 from zoo.registry.load_network import LoadedNetwork, as_loaded
-from zoo.run.console import Progress
+from zoo.run.console import Progress, console, environment_rank
 from zoo.run.label_images import KINDS, FileKind, colors_of
 from zoo.tasks.protocols import Fusion
 from zoo.tasks.tta import Segments, check_views, segment_image
@@ -64,6 +64,7 @@ def segment(
     endings: Sequence[str] = EXTENSIONS,
     recursive: bool = True,
     process: Process | None = None,
+    verbose: bool = True,
 ) -> Segmented:
     """Write the class of each pixel of images to ``out``/KIND/NAME, and return how many there are.
 
@@ -92,6 +93,7 @@ def segment(
     - `endings`: endings of the images in a folder ``source``, in lower or upper case.
     - `recursive`: whether subfolders of ``source`` are searched, too.
     - `process`: this process, if `zoo.engine.process.open_process` is open already.
+    - `verbose`: whether progress and unreadable images are shown.
 
     Raises ConfigError for impossible options and for a classifier; DataError if there are no images, or two images
     would have the same files; WeightsError for weights that do not fit.
@@ -105,7 +107,10 @@ def segment(
     if unknown := [kind for kind in output if isinstance(kind, str) and kind not in KINDS]:
         raise ConfigError(f"output = {unknown[0]!r}: give one or more of {', '.join(KINDS)}")
     kinds = [KINDS[kind] if isinstance(kind, str) else kind for kind in output]
-    with open_process() if process is None else nullcontext(process) as process:
+    with (
+        console(environment_rank() if process is None else process.rank, verbose),
+        open_process() if process is None else nullcontext(process) as process,
+    ):
         loaded = as_loaded(network, weights)
         section = loaded.experiment.segmentation
         if section is None:

@@ -42,6 +42,7 @@ from zoo.models.external import check_logits
 from zoo.registry.get import build_from_config
 from zoo.registry.load_network import LoadedNetwork
 from zoo.remat.lean import is_lean, lean
+from zoo.run.console import console, environment_rank
 from zoo.run.experiments import experiment_for
 from zoo.run.log_folder import log_folder
 from zoo.run.run_log import HISTOGRAM_NAMES, RunLog, histogram_parameters, read_validation
@@ -96,11 +97,13 @@ def train(
     resume: str | None = None,
     weights: str | None = None,
     log_hist: bool = False,
+    verbose: bool = True,
     **unknown: NoReturn,
 ) -> TrainingResult:
     """Train a network on a data set or a folder, and return it with its scores.
 
-    Writes checkpoints, settings and logs to ``log_dir``, and validates after each epoch. Under torchrun each process
+    Writes checkpoints, settings and logs to ``log_dir``, and validates after each epoch. Shows progress, scores and
+    warnings as ``zoo train`` does, on stderr or in a notebook. Under torchrun each process
     calls this function, and all of them get the same result.
 
     >>> import zoo
@@ -134,6 +137,7 @@ def train(
     - `resume`: checkpoint to continue from; "auto" takes the newest good one of the log folder, if there is one.
     - `weights`: weights file to start from instead of random weights, as `zoo.load_weights` reads it.
     - `log_hist`: write histograms of the classifier and the last norm to TensorBoard every 10 steps.
+    - `verbose`: whether anything is shown; the files of ``log_dir`` have it all.
 
     Raises TypeError for an unknown argument; ConfigError, DataError, WeightsError and CheckpointError for files, data
     and settings that do not fit; NonFiniteLossError; and TrainingInterrupted after a signal, once the state is saved.
@@ -142,29 +146,30 @@ def train(
         arguments = [each for each in signature(train).parameters if each != "unknown"]
         hint = hint_for(name, arguments, "", lambda key: f'settings={{"{key}": ...}}')
         raise TypeError(f"train() got an unexpected keyword argument {name!r}{hint and f'; {hint}'}")
-    if not isinstance(data, (str, os.PathLike)):
-        images: DataPath | Datasets = Datasets(data, val)
-    elif val is None:
-        images = open_data(parse_data_path(data))
-    else:
-        raise DataError("val is given for a folder or a name, which has images to validate on", data)
-    if isinstance(network, LoadedNetwork):
-        module: nn.Module | None = network.model
-        network = network.model if experiment is not None else network.experiment
-    else:
-        module = network if isinstance(network, nn.Module) else None
-    if module is not None and memory not in (None, LEAN):
-        what = f"memory = {memory!r}: a network that is built already can only become {LEAN!r}"
-        raise ConfigError(what, type(module).__name__, "build it with this strategy, zoo.get(NAME, memory=...)")
-    changes: dict[str, Any] = {"epochs": epochs, "batch_size": batch_size, "memory": memory, "replicas": replicas}
-    config = experiment_for(network, images, settings=experiment, replaced=settings, **changes)
-    with open_process() if process is None else nullcontext(process) as process:
-        state = train_experiment(
-            config, images, Path(log_dir), process,
-            workers=workers, log_every=log_every, resume=resume, weights=weights, module=module,
-            log_hist=log_hist,
-        )  # fmt: skip
-        return _result(state, Path(log_dir))
+    with console(environment_rank() if process is None else process.rank, verbose):
+        if not isinstance(data, (str, os.PathLike)):
+            images: DataPath | Datasets = Datasets(data, val)
+        elif val is None:
+            images = open_data(parse_data_path(data))
+        else:
+            raise DataError("val is given for a folder or a name, which has images to validate on", data)
+        if isinstance(network, LoadedNetwork):
+            module: nn.Module | None = network.model
+            network = network.model if experiment is not None else network.experiment
+        else:
+            module = network if isinstance(network, nn.Module) else None
+        if module is not None and memory not in (None, LEAN):
+            what = f"memory = {memory!r}: a network that is built already can only become {LEAN!r}"
+            raise ConfigError(what, type(module).__name__, "build it with this strategy, zoo.get(NAME, memory=...)")
+        changes: dict[str, Any] = {"epochs": epochs, "batch_size": batch_size, "memory": memory, "replicas": replicas}
+        config = experiment_for(network, images, settings=experiment, replaced=settings, **changes)
+        with open_process() if process is None else nullcontext(process) as process:
+            state = train_experiment(
+                config, images, Path(log_dir), process,
+                workers=workers, log_every=log_every, resume=resume, weights=weights, module=module,
+                log_hist=log_hist,
+            )  # fmt: skip
+            return _result(state, Path(log_dir))
 
 
 def train_experiment(
