@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from zoo.config.experiment import Experiment
 from zoo.data.sampler import replicas_of
+from zoo.engine.attributes import attribute_values, changed_attribute
 from zoo.engine.precision import at_least_float32
 from zoo.engine.process import Process, broadcast_tensors, seed_everything
 from zoo.errors import ConfigError
@@ -56,10 +57,15 @@ class Replicas:
         trained = {name: each for name, each in model.named_parameters() if each.requires_grad and each.numel()}
         self._names, self._parameters = list(trained), list(trained.values())
         sizes = [parameter.numel() for parameter in self._parameters]
-        # One message: the sums, and how many replicas have a gradient, one that is not finite, one beyond the range.
-        self._sums = torch.zeros(sum(sizes) + 3 * len(sizes), dtype=torch.int64, device=process.device)
-        *self._totals, tallies = self._sums.split([*sizes, 3 * len(sizes)])
+        # One message: the sums, how many replicas have a gradient, one that is not finite, one beyond the range, and
+        # how many processes found an attribute that forward changes.
+        parts = [*sizes, 3 * len(sizes), 1]
+        self._sums = torch.zeros(sum(parts), dtype=torch.int64, device=process.device)
+        *self._totals, tallies, self._num_changed = self._sums.split(parts)
         self._tallies = tallies.view(3, len(sizes))
+        self._shapes: set[torch.Size] = set()
+        self._has_checked = False
+        self._changed: str | None = None
         self._rounded = torch.empty(
             max(sizes, default=0), dtype=torch.int64, device=process.device
         )  # memory that is used again
@@ -80,15 +86,33 @@ class Replicas:
                 )
 
     @contextmanager
-    def running(self, replica: int, step: int) -> Iterator[None]:
+    def running(self, replica: int, step: int, shape: torch.Size) -> Iterator[None]:
         """Context of the forward and backward passes of a replica, with random numbers of its own.
 
         Only replica 0 updates running statistics and other buffers, once per step. It has to run last, because all
         replicas of a step begin with the same buffers.
+
+        Attributes move once per pass of this process, and checkpoints lack them. The first pass over images of a
+        ``shape`` may fill caches. The first pass over a shape that was there before must change no attribute;
+        otherwise `set_gradients` raises ConfigError.
         """
+        is_repeated = shape in self._shapes
+        self._shapes.add(shape)
+        before = attribute_values(self._model) if is_repeated and not self._has_checked else None
         seed_everything(self._seed, step, replica)
         with nullcontext() if replica == 0 else restored_buffers(self._model):
             yield
+        if before is not None:
+            self._has_checked = True
+            self._changed = changed_attribute(self._model, before)
+            self._num_changed.fill_(int(self._changed is not None))
+
+    def _refuse_attribute(self) -> None:
+        """Raise ConfigError for the attribute that a pass on any rank has changed."""
+        found = self._process.broadcast(self._process.gather(self._changed))
+        what = f"forward changes the attribute {next(filter(None, found))}"
+        remedy = "checkpoints and other processes do not get attributes: make it a buffer (register_buffer)"
+        raise ConfigError(what, f"optimizer.replicas = {self.count}", f"{remedy}, or train without replicas")
 
     @torch.no_grad()
     def add_gradients(self, loss_scale: Tensor) -> None:
@@ -117,10 +141,13 @@ class Replicas:
         """Set each parameter's gradient to the sum over all replicas, rounded once, times ``loss_scale``.
 
         It is None if no replica has one, and NaN if a replica has one that is not finite. Every rank also gets replica
-        0's buffers. Waits for the device. Raises OverflowError, on every rank, for a gradient beyond the range.
+        0's buffers. Waits for the device. Raises, on every rank, OverflowError for a gradient beyond the range, and
+        ConfigError if a pass has changed an attribute, see `running`.
         """
         if self._process.world_size > 1:
             dist.all_reduce(self._sums)
+        if self._num_changed.item():
+            self._refuse_attribute()
         present, infinite, beyond = self._tallies.tolist()
         if any(beyond) and not any(infinite):
             name = next(name for name, count in zip(self._names, beyond, strict=True) if count)

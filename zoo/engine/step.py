@@ -43,7 +43,7 @@ def train_step(state: TrainState, *batches: StepBatch) -> None:
     else:
         scale = state.scaler.scale(torch.ones((), device=state.process.device))
         for replica, batch in reversed([*zip(state.replicas.own, batches, strict=True)]):
-            with state.replicas.running(replica, state.step):
+            with state.replicas.running(replica, state.step, batch.images.shape):
                 _backward(state, batch, 1 / batch.global_size)
             state.replicas.add_gradients(scale)
         state.replicas.set_gradients(scale)
