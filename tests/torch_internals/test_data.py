@@ -119,3 +119,11 @@ def test_hanging_loader_workers_are_killed():
     data.end_workers(iterator, grace_s=0.5)
     assert time.monotonic() - start < 30  # torch waits without a limit
     assert not any(worker.is_alive() for worker in workers)
+
+
+@pytest.mark.parametrize(("value", "serves"), [(None, False), ("False", False), ("True", True)])
+def test_launcher_says_whether_it_serves_store(monkeypatch: pytest.MonkeyPatch, value: str | None, serves: bool):
+    monkeypatch.delenv("TORCHELASTIC_USE_AGENT_STORE", raising=False)
+    if value is not None:
+        monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", value)
+    assert data.launcher_serves_store() is serves
