@@ -18,8 +18,8 @@ def markdown_list(items: Iterable[str]) -> str:
 
 
 def counted(count: int, what: str) -> str:
-    """Return "1 image", "2 images", "2 classes"."""
-    plural = "es" if what.endswith(("s", "ch")) else "s"
+    """Return "1 image", "2 images", "2 classes", "2 batches", "2 epochs"."""
+    plural = "es" if what.endswith(("s", "tch")) else "s"
     return f"{count:,} {what}{plural * (count != 1)}"
 
 

@@ -344,13 +344,18 @@ class Partial(nn.Module):
         super().__init__()
         torch.manual_seed(0)
         self.head, self.other = nn.Linear(108, 2), nn.Linear(108, 2)
-        self._is_used = is_used
-        self._num_passes = 0
+        num_passes = 0  # not an attribute, which replicas refuse
+
+        def uses_other(is_training: bool) -> bool:
+            nonlocal num_passes
+            num_passes += is_training
+            return is_used(num_passes)
+
+        self._uses_other = uses_other
 
     def forward(self, x: Tensor) -> Tensor:
         x = x.flatten(1)
-        self._num_passes += self.training
-        return self.head(x) + self.other(x) if self._is_used(self._num_passes) else self.head(x)
+        return self.head(x) + self.other(x) if self._uses_other(self.training) else self.head(x)
 
 
 def _train_partial(kind: str, log_dir: Path) -> str:
