@@ -117,3 +117,51 @@ def test_error_in_backward_leaves_no_context() -> None:
     assert not dispatch_modes()
     assert top_saved_tensors_hooks(True) is None
     penalized(other, IMAGES).backward()
+
+
+def through_stft(z: Tensor) -> Tensor:
+    wave = torch.view_as_real(z).flatten()
+    return torch.stft(wave, 64, window=torch.hann_window(64), return_complex=True).tanh()
+
+
+#: Complex functions whose derivatives read views that are conjugated or negated and not copied.
+COMPLEX: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "product": lambda z, w: z * w * z,
+    "matrix product": lambda z, w: (z @ w).tanh() @ w.mH,
+    "exp": lambda z, w: (z * w).exp(),
+    "quotient": lambda z, w: z / (w * z + 3),
+    "sigmoid": lambda z, w: (z * w).sigmoid() * z,
+    "power": lambda z, w: (z * w).pow(3) * z.conj(),
+    "imaginary part": lambda z, w: (z * w).imag.sin() * z.imag,
+    "negated imaginary part": lambda z, w: (z.conj().imag.sin() * (z * w).conj().imag).exp(),
+    "stft": lambda z, w: through_stft(z * w).square(),
+    "convolution": lambda z, w: torch.conv2d(z[None, None].tanh(), w[None, None, :3, :3]).tanh(),
+}
+
+
+class Complex(nn.Module):
+    """A function of an input and a weight, which are pairs of real and imaginary parts."""
+
+    def __init__(self, function: Callable[[Tensor, Tensor], Tensor]) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.weight = nn.Parameter(0.3 * torch.randn(64, 64, 2))
+        self.function = function
+
+    def forward(self, x: Tensor) -> Tensor:
+        z = torch.view_as_complex(x) * 0.5
+        return self.function(z.tanh(), torch.view_as_complex(self.weight)).abs()
+
+
+@pytest.mark.parametrize("name", COMPLEX)
+@pytest.mark.parametrize("loss", [penalized, through_backward])
+def test_second_backward_of_complex_function_has_bits_of_plain_training(
+    loss: Callable[[nn.Module, Tensor], Tensor], name: str
+) -> None:
+    x = torch.randn(64, 64, 2, generator=torch.Generator().manual_seed(1))
+    results = []
+    for model in (Complex(COMPLEX[name]), lean(Complex(COMPLEX[name]))):
+        value = loss(model, x)
+        value.backward()
+        results.append([value.detach(), *gradients(model)])
+    assert are_equal(*results)

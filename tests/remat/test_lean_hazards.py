@@ -345,6 +345,42 @@ def test_conjugating_complex_operations_train_correctly(name: str, requires_grad
     assert are_equal(*([torch.view_as_real(each.resolve_conj()) for each in found] for found in results))
 
 
+class Tagged(Tensor):
+    """A subclass of tensors, whose operations return new objects for the same elements."""
+
+
+@pytest.mark.parametrize("kind", [Tensor, Tagged])
+@pytest.mark.parametrize("size", [8, 64])  # with small tensors, recipes start from copies
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda u: u * u.conj(),
+        lambda u: (u @ u.mH).tanh(),
+        lambda u: (u.imag * u.conj().imag).sin() * u.abs(),
+        lambda u: torch.complex(u.imag, u.conj().imag).exp() * u.conj().clone(),
+        lambda u: u.conj().resolve_conj().clone() * u.clone() * u[:1].conj(),
+    ],
+)
+def test_conjugated_views_train_correctly(kind: type[Tensor], size: int, function: Callable[[Tensor], Tensor]) -> None:
+    class Complex(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            torch.manual_seed(0)
+            self.weight = nn.Parameter(torch.randn(size, size, 2))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return function((x * torch.view_as_complex(self.weight)).tanh()).abs()
+
+    results = []
+    for model in (Complex(), lean(Complex())):
+        torch.manual_seed(1)
+        x = torch.randn(size, size, dtype=torch.cfloat).as_subclass(kind).detach().requires_grad_()
+        out = model(x)
+        out.square().sum().backward()
+        results.append([out.detach(), torch.view_as_real(x.grad), *gradients(model)])
+    assert are_equal(*results)
+
+
 @pytest.mark.parametrize("budget", [0.3, "40 FLOP/B", "1GB"])
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors is in prototype stage:UserWarning")
 def test_strided_nested_tensors_train_within_budget(budget: Any) -> None:

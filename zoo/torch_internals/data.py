@@ -66,13 +66,23 @@ def version_of(tensor: Tensor) -> int:
 is_alias_of: Callable[[Tensor, Tensor], bool] = _C._is_alias_of
 
 
+def geometry_of(tensor: Tensor) -> tuple[Any, ...]:
+    """Return what tells two views of the same memory apart: their elements, and how these are read.
+
+    A conjugated view, such as ``x.conj()``, and a negated view, such as ``x.conj().imag``, have the memory of
+    their base and differ from it in one bit.
+    """
+    bits = tensor.is_conj(), tensor.is_neg()
+    return tensor.shape, tensor.stride(), tensor.storage_offset(), tensor.dtype, *bits
+
+
 def is_same_view(a: Tensor, b: Tensor) -> bool:
     """Return whether two tensors have the same elements of the same memory."""
     if (a.dtype, a.shape, a.layout, a.device) != (b.dtype, b.shape, b.layout, b.device):
         return False
     if a.layout is not torch.strided or is_wrapper(a):
         return True
-    return is_alias_of(a, b) and (a.stride(), a.storage_offset()) == (b.stride(), b.storage_offset())
+    return is_alias_of(a, b) and geometry_of(a) == geometry_of(b)
 
 
 def may_overlap(tensor: Tensor) -> bool:

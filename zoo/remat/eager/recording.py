@@ -68,7 +68,7 @@ class Recorder:
         values = tracker.values_of(args)
         if values is None:
             return
-        if rule.repeat in COPIES and out.stride() == args[0].stride() and out.dtype == args[0].dtype:
+        if rule.repeat in COPIES and _is_copy(out, args[0]):
             if values[0].recipe is not None:
                 tracker.note_copy(out, values[0])
             return  # a saved tensor is copied because one of the two will be overwritten
@@ -235,6 +235,15 @@ def _call_resolving_views(operation: Operation, *args: Any, **kwargs: Any) -> An
         with resolve_views():
             return operation(*args, **kwargs)
     return operation(*args, **kwargs)
+
+
+def _is_copy(out: Tensor, x: Tensor) -> bool:
+    """Return whether the output of a copying operation may take the place of its input."""
+    return (
+        out.stride() == x.stride()
+        and out.dtype == x.dtype
+        and (out.is_conj(), out.is_neg()) == (x.is_conj(), x.is_neg())
+    )
 
 
 def _without_keywords(

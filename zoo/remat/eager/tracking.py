@@ -17,7 +17,7 @@ from torch.nn.parameter import is_lazy
 
 from zoo.remat.recipes import Recipe, Store, TrackedTensor
 from zoo.remat.rules import MIN_BYTES
-from zoo.torch_internals.data import is_wrapper, memory_id
+from zoo.torch_internals.data import geometry_of, is_wrapper, memory_id
 from zoo.torch_internals.dispatch import DisableTorchDispatch
 
 StorageRef = Callable[[], torch.UntypedStorage | None]
@@ -89,8 +89,8 @@ class Tracker:
         self.smallest_bytes = MIN_BYTES if smallest_bytes is None else smallest_bytes
         # id of a tensor -> (weak reference to it, its version, a weak reference to its storage, its contents)
         self.known: dict[int, tuple[Callable[[], Tensor | None], int, StorageRef, TrackedTensor]] = {}
-        # id of a storage -> its contents by their layout and version. Only once there are new objects for the same
-        # elements: operations of a subclass of Tensor wrap their outputs, and autograd what it unpacks
+        # id of a storage -> its contents by their version and `geometry_of`. Only once there are new objects for the
+        # same elements: operations of a subclass of Tensor wrap their outputs, and autograd what it unpacks
         self._by_memory: dict[int, dict[tuple[Any, ...], tuple[StorageRef, TrackedTensor]]] | None = None
         # address of a storage -> the value of the clock at the last write into it, and a weak reference to it
         self._writes: dict[int, tuple[int, StorageRef]] = {}
@@ -170,7 +170,7 @@ class Tracker:
         address = memory_id(tensor)
         forget = partial(self._by_memory.pop, address)
         contents = self._by_memory.setdefault(address, {})
-        contents[(version, *_layout_of(tensor))] = weakref.ref(tensor.untyped_storage(), forget), value
+        contents[(version, *geometry_of(tensor))] = weakref.ref(tensor.untyped_storage(), forget), value
 
     def _find_by_memory(self, tensor: Tensor) -> TrackedTensor | None:
         """Return the current contents of a tensor that aliases a tracked tensor; None if there is none."""
@@ -181,7 +181,7 @@ class Tracker:
             for live, version, _, value in self.known.values():
                 if (each := live()) is not None:
                     self._note_memory(each, version, value)
-        found = self._by_memory.get(memory_id(tensor), {}).get((tensor._version, *_layout_of(tensor)))
+        found = self._by_memory.get(memory_id(tensor), {}).get((tensor._version, *geometry_of(tensor)))
         if found is None:
             return None
         memory, value = found
@@ -244,10 +244,6 @@ class Tracker:
         if is_small:
             value.live = lambda: tensor  # a parameter that may be created for this call alone
         return value
-
-
-def _layout_of(tensor: Tensor) -> tuple[Any, ...]:
-    return tensor.shape, tensor.stride(), tensor.storage_offset(), tensor.dtype
 
 
 def is_trackable(tensor: Tensor) -> bool:
