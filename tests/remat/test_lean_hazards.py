@@ -381,6 +381,70 @@ def test_conjugated_views_train_correctly(kind: type[Tensor], size: int, functio
     assert are_equal(*results)
 
 
+class Teacher(nn.Module):
+    """The layers that a frozen network may call in inference mode."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.recurrent = nn.ModuleDict(
+            {kind: getattr(nn, kind)(64, 64, batch_first=True) for kind in ("GRU", "LSTM", "RNN")}
+        )
+        self.deep = nn.LSTM(64, 32, num_layers=2, bidirectional=True, batch_first=True)
+        self.cell, self.form = nn.GRUCell(64, 64), nn.Bilinear(64, 64, 8)
+        self.encoder = nn.TransformerEncoderLayer(64, 4, 128, batch_first=True).eval()
+        self.weight = nn.Parameter(torch.randn(64, 64))
+
+
+IN_INFERENCE_MODE: dict[str, Callable[[Any, Tensor], Tensor]] = {
+    "einsum": lambda net, x: torch.einsum("bti,oi->bto", x, net.weight),
+    "tensordot": lambda net, x: torch.tensordot(x.float(), net.weight, 1),
+    "inner": lambda net, x: torch.inner(x.float(), net.weight),
+    "multi_dot": lambda net, x: torch.linalg.multi_dot([x[0].float(), net.weight, net.weight]),
+    "matrix_power": lambda net, _: torch.linalg.matrix_power(net.weight, 3),
+    "pinv": lambda net, _: torch.linalg.pinv(net.weight),
+    "pinverse": lambda net, _: torch.pinverse(net.weight),  # autocast runs all of it in single precision
+    "cov": lambda _, x: torch.cov(x[0].float()),
+    "bilinear": lambda net, x: net.form(x.float(), x.float()),
+    "GRUCell": lambda net, x: net.cell(x[0]),
+    "LSTM of two layers": lambda net, x: net.deep(x)[0],
+    "encoder layer": lambda net, x: net.encoder(x),
+    **{kind: lambda net, x, kind=kind: net.recurrent[kind](x)[0] for kind in ("GRU", "LSTM", "RNN")},  # type: ignore[misc]
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name", IN_INFERENCE_MODE)
+def test_autocast_casts_inside_of_operations_in_inference_mode(name: str, dtype: torch.dtype) -> None:
+    class Distilled(Teacher):
+        def forward(self, x: Tensor) -> Tensor:
+            x = (x @ self.weight).tanh()
+            with torch.inference_mode():
+                target = IN_INFERENCE_MODE[name](self, x.detach().to(dtype))
+            self.target = target.clone()
+            return x * target.float().mean()
+
+    results = []
+    for model in (Distilled(), lean(Distilled())):
+        with torch.autocast("cpu", torch.bfloat16):
+            model(torch.randn(4, 48, 64, generator=torch.Generator().manual_seed(1))).float().square().sum().backward()
+        results.append([model.target, *gradients(model)])
+    assert are_equal(*results)
+
+
+@pytest.mark.parametrize("budget", [None, 0.5, "1GB"])
+def test_report_runs_layer_that_casts_in_inference_mode(budget: Any) -> None:
+    class Distilled(Teacher):
+        def forward(self, x: Tensor) -> Tensor:
+            x = (x @ self.weight).tanh()
+            with torch.inference_mode():
+                target = self.recurrent["LSTM"](x.detach())[0]
+            return (x - target.clone()).square().mean()
+
+    with torch.autocast("cpu", torch.bfloat16):
+        assert memory_report(Distilled(), torch.randn(4, 48, 64), budget=budget).plain > 0
+
+
 @pytest.mark.parametrize("budget", [0.3, "40 FLOP/B", "1GB"])
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors is in prototype stage:UserWarning")
 def test_strided_nested_tensors_train_within_budget(budget: Any) -> None:

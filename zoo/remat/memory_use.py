@@ -24,6 +24,7 @@ from torch.profiler import record_function
 
 from zoo.errors import ConfigError
 from zoo.remat.meta_attention import meta_attention
+from zoo.remat.rules import call_in_mode
 from zoo.torch_internals.data import (
     cuda_history,
     record_cuda_history,
@@ -134,7 +135,7 @@ class StorageLog(TorchDispatchMode):
     ) -> Any:
         for each in tensors_of((args, kwargs)):
             self._know(each.untyped_storage())
-        result = func(*args, **kwargs or {})
+        result = call_in_mode(func, *args, **kwargs or {})
         for each in tensors_of(result):
             storage = each.untyped_storage()
             if storage_id(storage) not in self._known:

@@ -30,7 +30,7 @@ from zoo.remat.eager.rematerializer import Rematerializer
 from zoo.remat.eager.tracking import copy_of, is_trackable
 from zoo.remat.effects import collected
 from zoo.remat.memory_use import AllocatorLog, StorageLog, summarize, watched
-from zoo.remat.rules import Operation
+from zoo.remat.rules import Operation, call_in_mode
 from zoo.remat.trial import NoGradientsError, as_leaf, clone, default_loss, device_of, unchanged
 from zoo.torch_internals.data import memory_id, set_versions, storage_id, tensors_of, tree_map
 from zoo.torch_internals.dispatch import EagerDispatchMode, is_profiling
@@ -304,7 +304,7 @@ class _RestoredParameters(EagerDispatchMode):
             tensor = self._unwritten.pop(memory_id(written), None)
             if tensor is not None:
                 self._copies.append((tensor, copy_of(tensor), tensor._version))
-        return operation(*args, **kwargs or {})
+        return call_in_mode(operation, *args, **kwargs or {})
 
     def __exit__(self, *error: Any) -> None:
         super().__exit__(*error)

@@ -7,6 +7,7 @@ exactness.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
 from functools import cache
 from math import prod
 from typing import Any, NamedTuple
@@ -16,7 +17,14 @@ import torch
 from torch import Tensor
 
 from zoo.ops.backend import name_for
-from zoo.torch_internals.dispatch import DisableTorchDispatch, OperatorOverload, has_kernel, schema_of
+from zoo.torch_internals.dispatch import (
+    DisableTorchDispatch,
+    OperatorOverload,
+    autocast_of_caller,
+    has_kernel,
+    resolve_views,
+    schema_of,
+)
 
 aten = torch.ops.aten
 Operation = Any  # torch._ops.OpOverload, or a function of this package
@@ -212,6 +220,25 @@ LOW_RANK, LOW_RANK_RATIO = 16, 8  # at most this many inner features, and this m
 CASTS_INSIDE = {
     operation for name in ("_trilinear", "affine_grid_generator", "linalg_polar") for operation in _overloads(name)
 }
+
+
+def call_in_mode(operation: Operation, *args: Any, **kwargs: Any) -> Any:
+    """Return the result of an operation, within `__torch_dispatch__`, whose kernel may call other operations.
+
+    It has the bits that it has without a dispatch mode: autocast casts the arguments of the operations inside, and they
+    read conjugated views of complex arguments. In inference mode every composite operation calls others in its kernel.
+    Otherwise torch decomposes it before `__torch_dispatch__` is called.
+    """
+    reads_views = any(isinstance(arg, Tensor) and arg.is_complex() for arg in args)
+    casts = operation in CASTS_INSIDE or (torch.is_inference_mode_enabled() and isinstance(operation, OperatorOverload))
+    if not reads_views and not casts:
+        return operation(*args, **kwargs)
+    with (
+        resolve_views() if reads_views else nullcontext(),
+        autocast_of_caller(operation.name()) if casts else nullcontext(),
+    ):
+        return operation(*args, **kwargs)
+
 
 #: Operations that `flops_of` counts.
 PRICED = {CONVOLUTION, *PRODUCTS, *ATTENTIONS}

@@ -72,16 +72,18 @@ def resolve_views() -> Iterator[None]:
 
 
 @contextmanager
-def autocast_of_caller() -> Iterator[None]:
-    """Return a context, for use within `__torch_dispatch__`, in which autocast is active if it is for the caller.
+def autocast_of_caller(name: str) -> Iterator[None]:
+    """Return a context, for use within `__torch_dispatch__`, in which autocast is active as in a kernel in plain use.
 
-    Without it, autocast does not cast the arguments of operations that a kernel calls.
+    Autocast then casts the arguments of the operations that the kernel of the operator "namespace::name" calls. It does
+    not where it has a rule for the operator itself.
     """
     with _C._RestorePythonTLSSnapshot():
         keys = [key for device, key in AUTOCAST_KEYS.items() if torch.is_autocast_enabled(device)]
     with ExitStack() as contexts:
         for key in keys:
-            contexts.enter_context(_C._SetExcludeDispatchKeyGuard(key, False))
+            if not has_kernel(name, key.name):
+                contexts.enter_context(_C._SetExcludeDispatchKeyGuard(key, False))
         yield
 
 

@@ -19,7 +19,6 @@ from zoo.remat.recipes import Recipe
 from zoo.remat.rules import (
     ADD,
     BATCH_NORMS,
-    CASTS_INSIDE,
     COPIES,
     ENLARGES,
     FASTER,
@@ -30,6 +29,7 @@ from zoo.remat.rules import (
     Rule,
     apply_line,
     bits_of,
+    call_in_mode,
     call_with_keywords,
     mask_of,
     recipe_of_batch_norm,
@@ -41,9 +41,7 @@ from zoo.torch_internals.data import may_overlap, memory_id
 from zoo.torch_internals.dispatch import (
     DisableTorchDispatch,
     HigherOrderOperator,
-    autocast_of_caller,
     count_writes,
-    resolve_views,
 )
 
 
@@ -207,7 +205,7 @@ def traits_of(operation: Operation) -> Traits:
     written, inside = written_arguments(operation), writes_inside(operation)
     traits = Traits(
         operation,
-        FASTER.get(operation, operation) if is_listed else partial(_run_of(operation), operation),
+        FASTER.get(operation, operation) if is_listed else partial(call_in_mode, operation),
         rule,
         record,
         bool(written) or inside,
@@ -216,25 +214,6 @@ def traits_of(operation: Operation) -> Traits:
     )
     _traits[id(operation)] = traits
     return traits
-
-
-def _run_of(operation: Operation) -> Callable[..., Any]:
-    """Return the function that calls an operation whose kernel may call others."""
-    return _call_casting_inside if operation in CASTS_INSIDE else _call_resolving_views
-
-
-def _call_casting_inside(operation: Operation, *args: Any, **kwargs: Any) -> Any:
-    """Return the result of an operation, whose kernel may call matrix products that autocast casts."""
-    with autocast_of_caller():
-        return _call_resolving_views(operation, *args, **kwargs)
-
-
-def _call_resolving_views(operation: Operation, *args: Any, **kwargs: Any) -> Any:
-    """Return the result of an operation, whose kernel may read conjugated views of complex arguments."""
-    if any(isinstance(arg, Tensor) and arg.is_complex() for arg in args):
-        with resolve_views():
-            return operation(*args, **kwargs)
-    return operation(*args, **kwargs)
 
 
 def _is_copy(out: Tensor, x: Tensor) -> bool:
