@@ -33,6 +33,7 @@ class Decision(NamedTuple):
     Args:
     - `made_by`: name of the operation that computed it, such as "aten.convolution"; "" if it existed before forward.
     - `bytes`: size of its memory; 0 if it stays alive anyway, like the memory of a parameter.
+    - `plain_bytes`: bytes that plain training holds for it; 0 if another decision has counted its memory.
     - `is_kept`: whether the tensor is saved, rather than its recipe.
     - `reason`: the reason for the decision.
     - `flops_per_byte`: cost of recomputing it, if it is the output of a convolution or a matrix product.
@@ -41,15 +42,11 @@ class Decision(NamedTuple):
 
     made_by: str
     bytes: int
+    plain_bytes: int
     is_kept: bool
     reason: str
     flops_per_byte: float | None
     place: str
-
-    @property
-    def plain_bytes(self) -> int:
-        """Bytes held in plain training."""
-        return 0 if self.reason in (INPUT, INTERMEDIATE) else self.bytes
 
     @property
     def lean_bytes(self) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -50,6 +51,129 @@ def test_sums_equal_bytes_held_by_autograd() -> None:
     assert [line.split("|")[1].strip() for line in table[2:-1]] == held
     assert len(held) < len(report.modules)  # the last linear layer holds 128 bytes
     assert "aten.native_batch_norm" not in report.table()
+
+
+class Scalar(nn.Module):
+    """A function of layers and an input, whose mean square is the loss."""
+
+    def __init__(self, function: Callable[..., Tensor], *layers: nn.Module) -> None:
+        super().__init__()
+        self.function, self.layers = function, nn.ModuleList(layers)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.function(x, *self.layers).square().mean()
+
+
+def selective_scan(x: Tensor, first: nn.Module) -> Tensor:
+    gates = (first(x)[..., None] * torch.linspace(-1, 0, 4)).exp()  # batch, time, channels, states
+    state, outputs = torch.zeros_like(gates[:, 0]), []
+    for step in range(x.shape[1]):
+        state = gates[:, step] * state + x[:, step, :, None]
+        outputs.append(state.sum(-1))
+    return torch.stack(outputs, 1)
+
+
+def heads_of_clone(x: Tensor, first: nn.Module) -> Tensor:
+    q, k, v = first(x).clone().view(*x.shape[:2], 3, 4, -1).unbind(2)
+    scores = (q.transpose(1, 2) @ k.permute(0, 2, 3, 1)).softmax(-1)
+    return scores @ v.transpose(1, 2)
+
+
+def gated(x: Tensor, first: nn.Module) -> Tensor:
+    a, b = F.layer_norm(first(x), (192,)).chunk(2, -1)
+    return a.sigmoid() * b.tanh()
+
+
+def attention_by_heads(x: Tensor, first: nn.Module) -> Tensor:
+    heads = F.gelu(first(x)).split(24, -1)
+    return torch.cat([(head @ head.mT).softmax(-1) @ head for head in heads], -1)
+
+
+def clones(x: Tensor, first: nn.Module) -> Tensor:
+    y = first(x).sigmoid()
+    return (y * y.clone()).exp() + y.clone().sin() + y.transpose(1, 2).contiguous().exp().mT
+
+
+#: Networks with views of each kind: by unbind, split, chunk, expand, transpose, unfold, slices over time.
+VIEWING: dict[str, Callable[[], nn.Module]] = {
+    "selective scan": lambda: Scalar(selective_scan, nn.Linear(64, 64)),
+    "heads of one clone": lambda: Scalar(heads_of_clone, nn.Linear(64, 192)),
+    "unbind over time": lambda: Scalar(
+        lambda x, first: torch.stack([step.sin() * step.exp() for step in first(x).tanh().unbind(1)]), nn.Linear(64, 64)
+    ),
+    "split": lambda: Scalar(attention_by_heads, nn.Linear(64, 192)),
+    "chunk of a norm": lambda: Scalar(gated, nn.Linear(64, 192)),
+    "expand": lambda: Scalar(
+        lambda x, first: first(x).exp()[:, :, None].expand(-1, -1, 4, -1).sin(), nn.Linear(64, 64)
+    ),
+    "transposed": lambda: Scalar(lambda x, first: first(x).tanh().mT.exp() @ first(x).tanh(), nn.Linear(64, 64)),
+    "windows": lambda: Scalar(lambda x, first: first(x).sigmoid().unfold(1, 8, 4).sin().exp(), nn.Linear(64, 64)),
+    "slices": lambda: Scalar(
+        lambda x, a: (h := a(x).sigmoid())[:, :32].sin() * h[:, 16:48].exp() + h[:, 32:], nn.Linear(64, 64)
+    ),
+    "diagonal": lambda: Scalar(lambda x, first: first(x).exp().diagonal(dim1=1, dim2=2).sin(), nn.Linear(64, 64)),
+    "clones": lambda: Scalar(clones, nn.Linear(64, 64)),
+    "relu in place": lambda: Scalar(lambda x, a, b: F.relu_(a(x)).chunk(2, -1)[0].exp() + b(x), *two_linear()),
+    "one input, many readers": lambda: Scalar(lambda x, a, b: a(h := x.sin()) * b(h) * h.exp(), *two_linear(64)),
+    "dropout": lambda: Scalar(lambda x, a: F.dropout(a(x).relu(), 0.5).view(-1, 32).sin(), nn.Linear(64, 64)),
+    "frozen": lambda: Scalar(
+        lambda x, a, b: F.relu(b(F.relu(a(x.mT)))).chunk(2, 1)[0].exp(), nn.Conv1d(64, 64, 3), frozen_convolution()
+    ),
+    "frozen relu read twice": lambda: Scalar(
+        lambda x, a, b: (h := F.relu(b(a(x.mT)))) * h.exp(), nn.Conv1d(64, 64, 3), frozen_convolution()
+    ),
+    "GRU": lambda: Scalar(lambda x, first: first(x)[0], nn.GRU(64, 64, batch_first=True)),
+    "encoder": lambda: Scalar(lambda x, first: first(x), encoder()),
+    "decoder with dropout": lambda: Scalar(
+        lambda x, first: first(x, x.flip(1)), nn.TransformerDecoderLayer(64, 4, 128, batch_first=True)
+    ),
+    "embedding": lambda: Scalar(
+        lambda x, first: torch.stack([h.exp() for h in first((9 * x[..., 0]).abs().long()).split(16, -1)]),
+        nn.Embedding(100, 256),
+    ),
+    "batch norm": lambda: Scalar(lambda x, *layers: nn.Sequential(*layers)(x.mT), *normed()),
+    "shuffled channels": lambda: Scalar(
+        lambda x, a, b: b(F.channel_shuffle(F.silu(a(x.mT)), 4).flip(1)[:, ::2]),
+        nn.Conv1d(64, 64, 3),
+        nn.Conv1d(32, 8, 1),
+    ),
+}
+
+
+def two_linear(width: int = 128) -> list[nn.Module]:
+    return [nn.Linear(64, width), nn.Linear(64, 64)]
+
+
+def frozen_convolution() -> nn.Module:
+    return nn.Conv1d(64, 64, 3).requires_grad_(False)
+
+
+def encoder() -> nn.Module:
+    layer = nn.TransformerEncoderLayer(64, 4, 128, dropout=0.0, batch_first=True)
+    return nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+
+
+def normed() -> list[nn.Module]:
+    return [
+        nn.Conv1d(64, 32, 3),
+        nn.BatchNorm1d(32),
+        nn.SiLU(),
+        nn.Conv1d(32, 64, 3),
+        nn.BatchNorm1d(64),
+        nn.ReLU(True),
+    ]
+
+
+@pytest.mark.parametrize("budget", [None, 0.5])
+@pytest.mark.parametrize("name", VIEWING)
+def test_bytes_are_those_that_allocator_holds(name: str, budget: float | str | None) -> None:
+    torch.manual_seed(0)
+    model, x = VIEWING[name](), torch.randn(8, 64, 64)
+    report = zoo.memory_report(model, x, budget=budget)
+    measured = [zoo.measure_memory(lambda: model(x), model.parameters()).held]
+    lean(model, budget)
+    measured.append(zoo.measure_memory(lambda: model(x), model.parameters()).held)
+    assert [report.plain, report.lean] == pytest.approx(measured, rel=0.02, abs=0.002 * report.plain)
 
 
 class Cumulative(nn.Identity):

@@ -6,7 +6,7 @@ Tested by tests/remat/test_rematerializer.py.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from torch import Tensor
@@ -24,6 +24,7 @@ SMALL = "small"  # another
 NOT_SMALLER = "the inputs of its recipe are not smaller"  # another
 FREED = "an input of its recipe was freed"  # another
 TOO_LONG = "its recipe would be too long"  # another
+SHARED = "shares memory that is saved anyway"  # another
 MAX_THROUGH = 16  # unsaved intermediates of a recipe: bounds the search, and the work of backward
 
 
@@ -64,10 +65,15 @@ class DecisionLog:
 
     Args:
     - `place`: returns the name of the running module.
+    - `kept`: the memory that is saved. The memory of parameters and buffers is not counted.
+    - `existing`: other tensors whose memory is not counted.
     """
 
-    def __init__(self, place: Callable[[], str]) -> None:
+    def __init__(self, place: Callable[[], str], kept: KeptMemory, existing: Iterable[Tensor]) -> None:
         self.decisions: list[Decision] = []
+        self._kept = kept
+        self._existing = {memory_id(each) for each in existing if is_trackable(each)}
+        self._plain = KeptMemory(tuple)  # the memory that plain training saves, as far as it was counted
         self._place = place
         self._makers: dict[int, tuple[weakref.ref[Tensor], str, float | None]] = {}
         self._products: dict[TrackedTensor, Decision] = {}
@@ -76,7 +82,7 @@ class DecisionLog:
 
     def note_product(self, value: TrackedTensor, tensor: Tensor) -> None:
         """Record that the output of a convolution or a matrix product can be recomputed."""
-        self._products[value] = self.decision(tensor, tensor.nbytes, False, INTERMEDIATE)
+        self._products[value] = self._decision(tensor, tensor.nbytes, 0, False, INTERMEDIATE)
 
     def note_intermediates(self, values: Sequence[TrackedTensor]) -> None:
         """Record the products that are recomputed for other tensors."""
@@ -104,16 +110,49 @@ class DecisionLog:
         prices = [self._prices.get(id(source.live), (None, None))[1] for source in freed]
         return None if None in prices else max(each for each in prices if each is not None)
 
+    def note_saved_again(self, tensor: Tensor) -> None:
+        """Record that autograd saves a tensor about which a decision was made before.
+
+        In plain training it may take memory of its own, as a clone does.
+        """
+        if plain_bytes := self._count(tensor):
+            self.decisions.append(self._decision(tensor, 0, plain_bytes, False, SHARED))
+
     def decision(
         self, tensor: Tensor, new_bytes: int, is_kept: bool, reason: str, price_of_freed: float | None = None
     ) -> Decision:
         """Return a decision about a tensor, which takes ``new_bytes`` if it is saved."""
+        plain_bytes = 0 if reason is INPUT else self._count(tensor)
+        return self._decision(tensor, new_bytes, plain_bytes, is_kept, reason, price_of_freed)
+
+    def new_bytes_of(self, tensor: Tensor) -> int:
+        """Return the bytes that saving a tensor takes, which are 0 if its memory is saved anyway."""
+        address = memory_id(tensor)
+        return 0 if address in self._kept or address in self._existing else tensor.untyped_storage().nbytes()
+
+    def _count(self, tensor: Tensor) -> int:
+        """Return the bytes of a tensor's memory, the first time that plain training would save it; otherwise 0."""
+        address = memory_id(tensor)
+        if address in self._plain or address in self._existing or self._kept.is_permanent(tensor):
+            return 0
+        self._plain.keep(tensor)
+        return tensor.untyped_storage().nbytes()
+
+    def _decision(
+        self,
+        tensor: Tensor,
+        new_bytes: int,
+        plain_bytes: int,
+        is_kept: bool,
+        reason: str,
+        price_of_freed: float | None = None,
+    ) -> Decision:
         made_by, flops_per_byte = self._maker_of(tensor)
         if reason == FREED and price_of_freed is not None:
             flops_per_byte = max(price_of_freed, flops_per_byte or 0.0)
         if reason in (NOT_RECOMPUTABLE, FREED) and flops_per_byte is not None:
             reason = WITH_BUDGET
-        return Decision(made_by, new_bytes, is_kept, reason, flops_per_byte, self._place())
+        return Decision(made_by, new_bytes, plain_bytes, is_kept, reason, flops_per_byte, self._place())
 
     def _maker_of(self, tensor: Tensor) -> tuple[str, float | None]:
         """Return the name of the operation, and FLOP per byte of output if it is one with a price."""
@@ -160,7 +199,10 @@ class Decider:
                 return tensor, tensor._version
             value = self._tracker.note(tensor, None, 0, tensor._version)
         saved = value.saved
-        if value.readers == 0 and saved is None:
+        if value.readers > 0 or saved is not None:
+            if self._log is not None:
+                self._log.note_saved_again(tensor)
+        else:
             if not self.has_large:
                 self.has_large = tensor.nbytes >= self._tracker.smallest_bytes and memory_id(tensor) not in self._kept
             reason = self.reason_to_keep(value, tensor)
@@ -183,7 +225,7 @@ class Decider:
     def decide(self, tensor: Tensor, reason: str, is_kept: bool = False, price_of_freed: float | None = None) -> None:
         """Record the decision whether to save the memory of a tensor."""
         if self._log is not None:
-            new_bytes = 0 if memory_id(tensor) in self._kept else tensor.untyped_storage().nbytes()
+            new_bytes = self._log.new_bytes_of(tensor)
             if reason == NOT_RECOMPUTABLE and 0 < new_bytes < self._tracker.smallest_bytes:
                 reason = SMALL
             self._log.decisions.append(self._log.decision(tensor, new_bytes, is_kept, reason, price_of_freed))
@@ -206,7 +248,7 @@ class Decider:
         if own_bytes < self._tracker.smallest_bytes:
             return SMALL
         if storage_id(storage) in self._kept:
-            return "shares memory that is saved anyway"
+            return SHARED
         found = self._search(value, own_bytes, set())
         if isinstance(found, str) and found is not TOO_LONG:
             stops = self._cheapest_starts(value)

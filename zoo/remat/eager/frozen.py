@@ -86,9 +86,9 @@ class FrozenLayers:
         self.settle()
         self._settle_rectified(is_over=True)
         if self._log is not None:
-            self._log.decisions += [
-                each for value, each in self._unread.items() if value.kept is None and value.readers == 0
-            ]
+            for value, each in self._unread.items():
+                is_unread = value.kept is None and value.readers == 0  # otherwise another decision has its bytes
+                self._log.decisions.append(each if is_unread else each._replace(bytes=0))
 
     def _pack_rectified(self, value: TrackedTensor, tensor: Tensor) -> Any:
         """Return what a ReLU holds in place of its output, of which it needs only the signs."""
@@ -121,9 +121,9 @@ class FrozenLayers:
         self._rectified = undecided
 
     def _note_unread(self, value: TrackedTensor, tensor: Tensor, reason: str) -> None:
-        if self._log is not None:
+        if self._log is not None and value not in self._unread:
             new_bytes = tensor.untyped_storage().nbytes()
-            self._unread.setdefault(value, self._log.decision(tensor, new_bytes, False, reason))
+            self._unread[value] = self._log.decision(tensor, new_bytes, False, reason)
 
 
 class DeferredHandle:

@@ -51,7 +51,7 @@ class ForwardPass:
     """The recorded state of a forward pass until its end.
 
     Args:
-    - `parameters`, `smallest_bytes`, `depth`: see `Rematerializer`.
+    - `parameters`, `smallest_bytes`, `depth`, `existing`: see `Rematerializer`.
     - `place`: returns the name of the running module, for decisions; None to record no decisions.
     """
 
@@ -61,13 +61,14 @@ class ForwardPass:
         smallest_bytes: int | None,
         depth: int,
         place: Callable[[], str] | None,
+        existing: Sequence[Tensor],
     ) -> None:
         self.num_priced = 0
         self.kept = KeptMemory(parameters)
         self.tracker = Tracker(self.kept, smallest_bytes)
         self.decisions: DecisionLog | None = None
         if place is not None:
-            self.decisions = DecisionLog(place)
+            self.decisions = DecisionLog(place, self.kept, existing)
             self.kept.add_all_permanent()
         self.decider = Decider(self.tracker, self.kept, depth, self.decisions)
         self.recorder = Recorder(self.tracker, self.decider)
@@ -115,6 +116,7 @@ class Rematerializer(EagerDispatchMode):
     - `parameters`: parameters and buffers. They stay alive anyway, so recipes may start from them for free. An iterator
       is consumed only if necessary; recipes may always start from an `nn.Parameter`.
     - `log`: receives all decisions; None to record none.
+    - `existing`: tensors whose bytes decisions do not count, such as the inputs of the network.
     - `signature`: the key under which the budget remembers that a forward pass has no large tensor; None to remember
       nothing.
 
@@ -129,6 +131,7 @@ class Rematerializer(EagerDispatchMode):
         smallest_bytes: int | None = None,
         parameters: Iterable[Tensor] = (),
         log: list[Decision] | None = None,
+        existing: Sequence[Tensor] = (),
         signature: Any = None,
     ) -> None:
         super().__init__()
@@ -136,7 +139,7 @@ class Rematerializer(EagerDispatchMode):
         self._budget.check_planned("Rematerializer")
         self._depth, self._smallest_bytes = depth, smallest_bytes
         self._parameters = cache(lambda: [each for each in parameters if is_trackable(each)])
-        self._log, self._signature = log, signature
+        self._log, self._existing, self._signature = log, existing, signature
         self.place = ""
 
     @never_compile
@@ -153,7 +156,7 @@ class Rematerializer(EagerDispatchMode):
     def _begin(self) -> None:
         """Create the recorded state."""
         place = None if self._log is None else lambda: self.place
-        self._pass = ForwardPass(self._parameters, self._smallest_bytes, self._depth, place)
+        self._pass = ForwardPass(self._parameters, self._smallest_bytes, self._depth, place, self._existing)
         self._has_prices = self._budget.flops_per_byte > 0 or self._log is not None
         self._hooks: Any = torch.autograd.graph.saved_tensors_hooks(self._pack, _unpack)
 

@@ -73,7 +73,7 @@ class ModuleMemory(NamedTuple):
     def repeated(self) -> dict[str, int]:
         """Bytes that lean training recomputes, by the operation that computed them; the most first."""
         repeated = (tensor for tensor in self.tensors if tensor.reason == RECOMPUTED)
-        return _most_first((tensor.made_by, tensor.bytes) for tensor in repeated)
+        return _most_first((tensor.made_by, tensor.plain_bytes) for tensor in repeated)
 
 
 class WithBudget(NamedTuple):
@@ -330,14 +330,14 @@ def _measured(
     suggests: bool,
 ) -> MemoryReport:
     """Return the report within a limit, with a suggested budget if ``suggests``; ``show`` displays each measurement."""
-    own = [*model.parameters(), *model.buffers(), *tensors_of((args, kwargs))]
-    rematerializer = partial(Rematerializer, parameters=own)
+    rematerializer = partial(Rematerializer, parameters=[*model.parameters(), *model.buffers()])
+    logged = partial(rematerializer, existing=tensors_of((args, kwargs)))
     has_limit = limit.peak_bytes is not None
     show("a plan for the budget" if limit.has_limit else "bytes held")
     planned_peak = plan(limit, model, rematerializer, model, args, kwargs) if limit.has_limit else 0
     peak: float | None = planned_peak if has_limit else None
     decisions: list[Decision] = []
-    with _named(model, rematerializer(limit, log=decisions)):
+    with _named(model, logged(limit, log=decisions)):
         can_train = len(trained_outputs(model(*args, **kwargs))) > 0
 
     timelines: dict[str, Timeline] = {}
@@ -368,7 +368,7 @@ def _measured(
     suggested = _suggested_budget(decisions) if suggests else None
     if suggested is not None:
         log: list[Decision] = []
-        with rematerializer(suggested, log=log):
+        with logged(suggested, log=log):
             model(*args, **kwargs)
         held = sum(decision.lean_bytes for decision in log)
         if held < sum(decision.lean_bytes for decision in decisions):
@@ -412,7 +412,7 @@ def _suggested_budget(decisions: list[Decision]) -> str | None:
     prices: Counter[int] = Counter()
     for decision in decisions:
         if decision.flops_per_byte is not None and decision.lean_bytes > 0:
-            prices[math.ceil(decision.flops_per_byte)] += decision.bytes
+            prices[math.ceil(decision.flops_per_byte)] += decision.lean_bytes
     covered = 0
     for price in sorted(prices):
         covered += prices[price]
