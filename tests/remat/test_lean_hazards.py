@@ -75,6 +75,58 @@ def test_running_statistics_may_move_before_backward(is_training: bool) -> None:
     assert are_equal(*(gradients(model.out) for model in models))
 
 
+def doubles(array: Any) -> None:
+    array[...] *= 2
+
+
+def a_clone(h: Tensor) -> Tensor:
+    b = h.relu().clone()
+    doubles(b.detach().numpy())
+    return b
+
+
+def an_output(h: Tensor) -> Tensor:
+    h = h * 0.5  # plain training saves no output of a product, which the array would change
+    doubles(h.detach().numpy())
+    return h
+
+
+def a_clone_and_reads_it(h: Tensor) -> Tensor:
+    b = h.tanh().clone()
+    doubles(b.detach().numpy()[:, :4])
+    return b.sigmoid() * b + b.exp()
+
+
+def a_view(h: Tensor) -> Tensor:
+    h = F.silu(h)
+    doubles(h[:, :4].detach().numpy())
+    a, b = h.chunk(2, 1)
+    return torch.cat([a.sin(), b * a], 1)
+
+
+def an_array_between_two_clones(h: Tensor) -> Tensor:
+    h = h.tanh()
+    a = h.clone()
+    doubles(a.detach().numpy())
+    b = a.clone()
+    doubles(b.detach().numpy())
+    return h.exp() + a.exp() + b.exp()
+
+
+def shared_memory(h: Tensor) -> Tensor:
+    b = h.sigmoid().clone()
+    b.detach().share_memory_()
+    doubles(b.detach().numpy())
+    return b.exp()
+
+
+@pytest.mark.parametrize(
+    "middle", [a_clone, an_output, a_clone_and_reads_it, a_view, an_array_between_two_clones, shared_memory]
+)
+def test_array_of_tensor_may_be_written_within_forward(middle: Callable[[Tensor], Tensor]) -> None:
+    assert_lean_is_plain(Network(middle), images(SIZE_PX))
+
+
 class SetsData(Network):
     """A network whose middle sets the `data` of a tensor, which changes no version."""
 

@@ -156,11 +156,13 @@ class Tracker:
             is_exact = self._by_memory is None and (type(tensor) is Tensor or type(tensor) is Parameter)
             return None if is_exact else self._find_by_memory(tensor)
         live, version, memory, value = known
+        storage = tensor.untyped_storage()
         if (
             live() is not tensor
             or version != tensor._version
             or self.was_written(tensor, value)
-            or memory() is not tensor.untyped_storage()  # `tensor.data = other` changes no version
+            or memory() is not storage  # `tensor.data = other` changes no version
+            or (not storage.resizable() and is_computed(tensor, value))
         ):
             return None
         return value
@@ -185,7 +187,10 @@ class Tracker:
         if found is None:
             return None
         memory, value = found
-        if memory() is not tensor.untyped_storage() or self.was_written(tensor, value):
+        storage = tensor.untyped_storage()
+        if memory() is not storage or self.was_written(tensor, value):
+            return None
+        if not storage.resizable() and is_computed(tensor, value):
             return None
         if value.live() is None:
             value.live = weakref.ref(tensor)
@@ -244,6 +249,14 @@ class Tracker:
         if is_small:
             value.live = lambda: tensor  # a parameter that may be created for this call alone
         return value
+
+
+def is_computed(tensor: Tensor, value: TrackedTensor) -> bool:
+    """Return whether recipes would compute a tensor that has the contents ``value``, instead of starting from it.
+
+    They may not if other code can write its memory: `Tensor.numpy` gives the memory to an array.
+    """
+    return value.recipe is not None or value.live() is not tensor
 
 
 def is_trackable(tensor: Tensor) -> bool:
