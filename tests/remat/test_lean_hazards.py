@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import copy
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -547,3 +548,66 @@ def test_backward_recomputes_with_kernels_of_forward(in_forward: bool) -> None:
         loss.backward()
         assert torch.backends.mkldnn.enabled is not in_forward
     assert seen.enabled == [in_forward]
+
+
+@contextmanager
+def double_by_default() -> Iterator[None]:
+    torch.set_default_dtype(torch.float64)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+#: Functions of bytes and of a float64 tensor. Their dtype, or the precision within, is the default.
+OF_DEFAULT_DTYPE: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "division": lambda codes, h: h * (codes / 255),
+    "product": lambda codes, h: (codes * 0.1) * h,
+    "sigmoid": lambda codes, h: h * codes.sigmoid().exp(),
+    "root": lambda codes, h: (codes.sqrt() + 0.1).log() * h,
+    "mean": lambda codes, h: h * (codes.int() / 7).mean(1, keepdim=True).tanh(),
+}
+
+
+@pytest.mark.parametrize("within", ["around forward", "within forward", "from the middle of forward on"])
+@pytest.mark.parametrize("name", OF_DEFAULT_DTYPE)
+def test_backward_recomputes_with_default_dtype_of_forward(name: str, within: str) -> None:
+    class Scaled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.scale = nn.Parameter(torch.rand(64, 1, dtype=torch.float64, generator=generator(0)))
+
+        def forward(self, codes: Tensor, h: Tensor) -> Tensor:
+            h = (h * self.scale).sigmoid()
+            with nullcontext() if within == "around forward" else double_by_default():
+                h = OF_DEFAULT_DTYPE[name](codes, h)
+                h = h.sin() if within == "from the middle of forward on" else h
+            return h * self.scale * h.exp()
+
+    codes = torch.randint(256, (64, 512), dtype=torch.uint8, generator=generator(1))
+    h = torch.randn(64, 512, dtype=torch.float64, generator=generator(2))
+    results = []
+    for model in (Scaled(), lean(Scaled())):
+        with double_by_default() if within == "around forward" else nullcontext():
+            loss = model(codes, h).square().sum()
+        loss.backward()
+        assert torch.get_default_dtype() is torch.float32
+        results.append([loss.detach(), *gradients(model)])
+    assert are_equal(*results)
+
+
+def generator(seed: int) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def test_backward_recomputes_with_kernels_of_each_part_of_forward() -> None:
+    """oneDNN's GELU has other bits than torch's own."""
+
+    def middle(h: Tensor) -> Tensor:
+        with torch.backends.mkldnn.flags(enabled=False, allow_tf32=None):
+            h = F.gelu(h)
+        h = F.gelu(h * 2)
+        with torch.backends.mkldnn.flags(enabled=False, allow_tf32=None):
+            return F.gelu(h.sin()) * h
+
+    assert_lean_is_plain(Network(middle), images(SIZE_PX))

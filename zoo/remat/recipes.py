@@ -18,7 +18,7 @@ from zoo.errors import ZooError
 from zoo.remat.rules import Operation, in_place_of
 from zoo.torch_internals.compiler import never_compile
 from zoo.torch_internals.data import detach, is_alias_of
-from zoo.torch_internals.dispatch import call_with_flags, kernel_flags, skip_autograd_and_autocast
+from zoo.torch_internals.dispatch import call_with_flags, skip_autograd_and_autocast
 
 MAX_STORED = 3  # capacity of the store, in units of the largest tensor stored so far
 
@@ -50,7 +50,7 @@ class TrackedTensor:
     - `index`: its position among the outputs of the recipe.
     - `tensor`: the tensor that has these contents; only weak references to it and to its storage (``memory``) are held.
     - `version`: that tensor's version counter.
-    - `store`: caches it in backward, between its first and its last use.
+    - `store`: caches it in backward, between its first and its last use, and knows the settings of its operation.
     - `clock`: the rematerializer's count of in-place writes at the time.
 
     If ``is_copied`` is True, recipes use a copy as their input.
@@ -177,11 +177,12 @@ class Store:
     Its capacity is `MAX_STORED` times the size of the largest tensor stored. An evicted tensor is recomputed when it is
     needed. A tensor that was modified in place, as the backward of a custom function may do, counts as evicted.
 
-    ``flags`` are the settings of forward that choose between kernels.
+    Args:
+    - `flags`: the settings of forward that the bits of operations depend on (`kernel_flags`).
     """
 
-    def __init__(self) -> None:
-        self.flags = kernel_flags()
+    def __init__(self, flags: tuple[Any, ...]) -> None:
+        self.flags = flags
         self._tensors: OrderedDict[TrackedTensor, tuple[Tensor, int]] = OrderedDict()  # with its version
         self._largest = self._total = 0
         self._lock = threading.RLock()  # autograd has one thread per device
@@ -238,7 +239,7 @@ class SavedHandle:
         tensor = value.available()
         if tensor is None:
             with skip_autograd_and_autocast():
-                tensor = call_with_flags(value.store.flags, compute, value)
+                tensor = compute(value)
         if value.kept is not None:
             return tensor
         value.waiting -= 1
@@ -302,7 +303,7 @@ def compute(target: TrackedTensor) -> Tensor:
         ):
             operation = in_place
             del tensors[first]  # overwritten
-        outputs = operation(*args, **recipe.kwargs)
+        outputs = call_with_flags(value.store.flags, operation, *args, **recipe.kwargs)
         if isinstance(outputs, Tensor):
             _take(value, outputs, target, tensors, fresh, recipe)
         else:

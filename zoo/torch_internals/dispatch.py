@@ -118,29 +118,34 @@ skip_autograd_and_autocast: Callable[[], AbstractContextManager[None]] = functoo
 
 
 def kernel_flags() -> tuple[Any, ...]:
-    """Return the settings that choose between kernels: oneDNN, deterministic algorithms, whether these warn."""
+    """Return the settings that an operation's bits depend on beside its arguments.
+
+    These are oneDNN, deterministic algorithms, whether these warn, and the default dtype, in which torch divides integers.
+    """
     return (
         _C._get_mkldnn_enabled(),
         _C._get_deterministic_algorithms(),
         _C._get_deterministic_algorithms_warn_only(),
+        torch.get_default_dtype(),
     )
 
 
-def call_with_flags(flags: tuple[Any, ...], function: Callable[..., Any], *args: Any) -> Any:
+def call_with_flags(flags: tuple[Any, ...], function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """Return the result of a function that runs with the settings that `kernel_flags` has returned."""
     before = kernel_flags()
     if before == flags:
-        return function(*args)
+        return function(*args, **kwargs)
     _set_kernel_flags(*flags)
     try:
-        return function(*args)
+        return function(*args, **kwargs)
     finally:
         _set_kernel_flags(*before)
 
 
-def _set_kernel_flags(is_mkldnn: bool, is_deterministic: bool, warns: bool) -> None:
+def _set_kernel_flags(is_mkldnn: bool, is_deterministic: bool, warns: bool, dtype: torch.dtype) -> None:
     _C._set_mkldnn_enabled(is_mkldnn)
     _C._set_deterministic_algorithms(is_deterministic, warn_only=warns)
+    torch.set_default_dtype(dtype)
 
 
 #: The dispatch modes of selective checkpoints, in forward and in recomputation. In versions of torch without these

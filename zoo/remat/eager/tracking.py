@@ -18,7 +18,7 @@ from torch.nn.parameter import is_lazy
 from zoo.remat.recipes import Recipe, Store, TrackedTensor
 from zoo.remat.rules import MIN_BYTES
 from zoo.torch_internals.data import geometry_of, is_wrapper, memory_id
-from zoo.torch_internals.dispatch import DisableTorchDispatch
+from zoo.torch_internals.dispatch import DisableTorchDispatch, kernel_flags
 
 StorageRef = Callable[[], torch.UntypedStorage | None]
 
@@ -95,7 +95,7 @@ class Tracker:
         # address of a storage -> the value of the clock at the last write into it, and a weak reference to it
         self._writes: dict[int, tuple[int, StorageRef]] = {}
         self.clock = 0
-        self._store = Store()
+        self._stores: dict[tuple[Any, ...], Store] = {}  # by `kernel_flags`, which forward may change
 
     def close(self) -> None:
         """Forget all tensors, and break the cycles of the weak references to them."""
@@ -119,9 +119,14 @@ class Tracker:
 
     def note(self, tensor: Tensor, recipe: Recipe | None, index: int, version: int) -> TrackedTensor:
         """Return the new contents of a tensor, which output ``index`` of a recipe recomputes."""
-        value = TrackedTensor(recipe, index, tensor, version, self._store, self.clock)
+        value = TrackedTensor(recipe, index, tensor, version, self._store(), self.clock)
         self._know(tensor, version, value)
         return value
+
+    def _store(self) -> Store:
+        """Return the store of tensors that are computed with the current settings."""
+        flags = kernel_flags()
+        return self._stores.get(flags) or self._stores.setdefault(flags, Store(flags))
 
     def _know(self, tensor: Tensor, version: int, value: TrackedTensor) -> None:
         """Record the contents of a tensor until it is freed."""
@@ -239,7 +244,7 @@ class Tracker:
             self._kept.add_permanent(tensor)
         elif is_small:
             copy = copy_of(tensor)  # its memory may be freed or reused before backward
-            value = TrackedTensor(None, 0, copy, copy._version, self._store, self.clock)
+            value = TrackedTensor(None, 0, copy, copy._version, self._store(), self.clock)
             value.live = lambda: copy
             self.note_copy(tensor, value)
             return value
