@@ -195,6 +195,65 @@ class Square(torch.autograd.Function):
         return 2 * x * dy
 
 
+class Accumulating(torch.autograd.Function):
+    """A matrix product whose backward adds the gradient of the weight to a buffer of its own."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        return x @ weight.t()
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, Tensor | None]:
+        x, weight = ctx.saved_tensors
+        of_weight = dy.flatten(0, -2).t() @ x.flatten(0, -2)
+        if not hasattr(weight, "main_grad"):
+            return dy @ weight, of_weight
+        assert isinstance(weight, nn.Parameter)
+        weight.main_grad.add_(of_weight)
+        weight.was_added = getattr(weight, "was_added", 0) + 1
+        return dy @ weight, None if weight.is_dummy else torch.zeros_like(weight)
+
+
+class Weight(nn.Parameter):
+    """A subclass of parameters."""
+
+
+@pytest.mark.parametrize("kind", [nn.Parameter, Weight])
+@pytest.mark.parametrize("budget", [None, 0.5])
+@pytest.mark.parametrize("case", ["trained", "frozen", "used twice", "dummy gradient", "double backward", "own norm"])
+def test_custom_backward_reads_and_sets_attributes_of_parameter(
+    kind: type[nn.Parameter], budget: float | None, case: str
+) -> None:
+    class Fused(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            torch.manual_seed(0)
+            self.weight = kind(torch.randn(64, 64), requires_grad=case != "frozen")
+            self.weight.main_grad, self.weight.is_dummy = torch.zeros(64, 64), case == "dummy gradient"
+            self.other, self.norm = kind(torch.randn(64, 64)), nn.LayerNorm(64)
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = Accumulating.apply(F.gelu(self.norm(x)), self.weight).sigmoid()
+            x = x * self.weight if case == "own norm" else x
+            return Accumulating.apply(x, self.weight if case == "used twice" else self.other)
+
+    results = []
+    for model in (Fused(), lean(Fused(), budget)):
+        x = torch.randn(8, 64, 64, generator=torch.Generator().manual_seed(1), requires_grad=True)
+        for _ in range(2):
+            loss = model(x).square().mean()
+            if case == "double backward":
+                (slope,) = torch.autograd.grad(loss, x, create_graph=True)
+                loss = loss + slope.square().sum()
+            model.weight.main_grad.zero_()  # planning runs backward, too
+            model.weight.was_added = 0
+            loss.backward()
+        results.append([model.weight.main_grad, torch.tensor(model.weight.was_added), *gradients(model)])
+    assert results[0][1] > 0
+    assert are_equal(*results)
+
+
 def saves_on_cpu(body: nn.Module, x: Tensor) -> Tensor:
     with torch.autograd.graph.save_on_cpu():
         return body(x)

@@ -14,6 +14,7 @@ from torch.utils.data import DataLoader
 
 from tests.torch_internals.test_dispatch import Watch
 from zoo.torch_internals import data
+from zoo.torch_internals.dispatch import in_custom_backward
 
 
 def test_tensor_is_detached_below_dispatch_modes():
@@ -27,6 +28,36 @@ def test_tensor_is_detached_below_dispatch_modes():
     with torch.no_grad():
         x.add_(1)
     assert alias._version == x._version == 1
+
+
+def test_unpacked_parameter_shares_its_attributes():
+    """Autograd detaches what a hook returns, by a call of `__torch_dispatch__` if there is one."""
+    seen = []
+
+    class Reads(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, weight):
+            ctx.save_for_backward(weight)
+            return weight * 2
+
+        @staticmethod
+        def backward(ctx, grad):
+            seen.append((*ctx.saved_tensors, in_custom_backward()))
+            seen[0][0].from_backward = 2
+            return grad
+
+    weight = nn.Parameter(torch.ones(4))
+    weight.from_forward = 1
+    with torch.autograd.graph.saved_tensors_hooks(lambda x: x, data.unpacked):
+        loss = Reads.apply(weight).sum()
+    assert not in_custom_backward()
+    loss.backward()
+    ((found, is_custom),) = seen
+    assert is_custom
+    assert found is not weight
+    assert (type(found), found.requires_grad, found.is_leaf) == (nn.Parameter, True, True)
+    assert (found.from_forward, weight.from_backward, found.data_ptr()) == (1, 2, weight.data_ptr())
+    assert torch.equal(weight.grad, torch.ones(4))
 
 
 def test_tensors_share_id_of_storage_if_they_share_memory():

@@ -52,6 +52,31 @@ memory_id: Callable[[Tensor], int] = _C._storage_address
 detach: Callable[[Tensor], Tensor] = functools.partial(Tensor._make_subclass, Tensor)
 
 
+class _Unpacked(Tensor):
+    """What a hook returns so that autograd takes ``replacement`` for the saved tensor."""
+
+    replacement: Tensor
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Tensor:
+        """Return the replacement: autograd detaches what the hook returns, and calls nothing else."""
+        unpacked: _Unpacked = args[0]
+        return unpacked.replacement
+
+
+def unpacked(parameter: Tensor) -> Tensor:
+    """Return what a hook for saved tensors returns for a parameter with attributes, which backward reads and sets.
+
+    Autograd makes a new tensor of what a hook returns, without its attributes, and loses those that backward sets. This
+    one has the class of the parameter and shares its attributes. Its gradient is not the parameter's.
+    """
+    replacement = Tensor._make_subclass(type(parameter), parameter, parameter.requires_grad)
+    replacement.__dict__ = parameter.__dict__
+    found: _Unpacked = Tensor._make_subclass(_Unpacked, parameter)
+    found.replacement = replacement
+    return found
+
+
 def set_versions(tensors: Sequence[Tensor], versions: Sequence[int]) -> None:
     """Set what the version counters of tensors say, which autograd compares with the counters of what it has saved."""
     _C._autograd._unsafe_set_version_counter(tuple(tensors), tuple(versions))

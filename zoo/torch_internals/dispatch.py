@@ -120,7 +120,7 @@ skip_autograd_and_autocast: Callable[[], AbstractContextManager[None]] = functoo
 def kernel_flags() -> tuple[Any, ...]:
     """Return the settings that an operation's bits depend on beside its arguments.
 
-    These are oneDNN, deterministic algorithms, whether these warn, and the default dtype, in which torch divides integers.
+    oneDNN, deterministic algorithms, whether these warn, and the default dtype, which quotients of integers have.
     """
     return (
         _C._get_mkldnn_enabled(),
@@ -192,6 +192,12 @@ def before_hooks_are_disabled(context: Callable[[], AbstractContextManager[None]
 #: Returns the number of the backward pass that runs in this thread, or `NO_BACKWARD`.
 current_backward: Callable[[], int] = _C._current_graph_task_id
 NO_BACKWARD = -1
+
+
+def in_custom_backward() -> bool:
+    """Return whether the backward of a `torch.autograd.Function` runs in this thread."""
+    return isinstance(_C._current_autograd_node(), torch.autograd.function.BackwardCFunction)
+
 
 #: Calls a function without arguments at the end of the backward pass that runs in this thread.
 call_after_backward: Callable[[Callable[[], None]], None] = torch.autograd.Variable._execution_engine.queue_callback

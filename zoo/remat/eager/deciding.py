@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from torch import Tensor
-from torch.nn import Parameter
 
 from zoo.remat.budget import INPUT, INTERMEDIATE, RECOMPUTED, Decision
 from zoo.remat.eager.tracking import KeptMemory, Tracker, copy_of, is_parameter, is_trackable
@@ -185,11 +184,17 @@ class Decider:
 
         It is a `SavedHandle`, a `SavedTensor`, or a tensor and its version.
         """
-        if self._log is None:  # the most frequent cases, which the rest would decide in the same way
-            if type(tensor) is Parameter:
-                return tensor, tensor._version
-            if type(tensor) is Tensor and id(tensor) not in self._tracker.known and not self._tracker.is_large(tensor):
-                return detached(tensor), tensor._version
+        if is_parameter(tensor) and tensor.is_leaf:
+            if self._log is not None and is_trackable(tensor):
+                self.decide(tensor, NOT_RECOMPUTABLE, is_kept=True)
+            return tensor, tensor._version  # itself: backward may read its attributes
+        if (  # the most frequent case, which the rest would decide in the same way
+            self._log is None
+            and type(tensor) is Tensor
+            and id(tensor) not in self._tracker.known
+            and not self._tracker.is_large(tensor)
+        ):
+            return detached(tensor), tensor._version
         value = self._tracker.find(tensor)
         if value is None:
             if not is_trackable(tensor):

@@ -18,7 +18,7 @@ from zoo.remat.budget import Budget, Decision
 from zoo.remat.eager.deciding import Decider, DecisionLog
 from zoo.remat.eager.frozen import DeferredHandle, FrozenLayers
 from zoo.remat.eager.recording import Recorder, traits_of
-from zoo.remat.eager.tracking import KeptMemory, Tracker, is_trackable
+from zoo.remat.eager.tracking import KeptMemory, Tracker, is_parameter, is_trackable
 from zoo.remat.recipes import Recipe, SavedHandle, unpack
 from zoo.remat.rules import (
     CONVOLUTION,
@@ -34,6 +34,7 @@ from zoo.remat.rules import (
     unread_input,
 )
 from zoo.torch_internals.compiler import never_compile
+from zoo.torch_internals.data import unpacked
 from zoo.torch_internals.dispatch import (
     NO_BACKWARD,
     EagerDispatchMode,
@@ -42,6 +43,7 @@ from zoo.torch_internals.dispatch import (
     call_after_backward,
     count_writes,
     current_backward,
+    in_custom_backward,
     push_mode,
     top_saved_tensors_hooks,
 )
@@ -266,6 +268,8 @@ def _unpack(packed: Any) -> Tensor:
     tensor = unpack(packed)
     if torch.is_grad_enabled() and current_backward() != NO_BACKWARD and not are_transforms_active():
         _OfBackward.of_this_pass().join(tensor, packed)
+    if is_parameter(tensor) and tensor.requires_grad and tensor.__dict__ and in_custom_backward():
+        return unpacked(tensor) if is_trackable(tensor) else tensor
     return tensor
 
 
