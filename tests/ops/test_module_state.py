@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import copy
 import itertools
+import random
 import warnings
 from functools import partial
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -97,6 +99,34 @@ class Renorm(nn.BatchNorm2d):
         return super().forward(x) * (1 + seen).sqrt().view(1, -1, 1, 1)
 
 
+#: Where a layer may draw a random number, and the generator that it holds for this.
+GENERATORS = {
+    "random": (lambda _: random.random(), lambda: None),
+    "numpy": (lambda _: np.random.uniform(), lambda: None),
+    "its own of Python": (lambda generator: generator.gauss(1, 1), lambda: random.Random(3)),
+    "its own of numpy": (lambda generator: generator.normal(1, 1), lambda: np.random.default_rng(3)),
+    "its own of numpy, legacy": (lambda generator: generator.normal(1, 1), lambda: np.random.RandomState(3)),
+    "its own of torch": (
+        lambda generator: torch.rand(1, generator=generator).item(),
+        lambda: torch.Generator().manual_seed(3),
+    ),
+}
+
+
+class Noisy(nn.Module):
+    """Scales by a random number, and drops the channels that a shuffled list names."""
+
+    def __init__(self, name):
+        super().__init__()
+        self.name, self.generator = name, GENERATORS[name][1]()
+
+    def forward(self, x):
+        kept = [0, 1, 1, 1]
+        if self.name == "random":
+            random.shuffle(kept)
+        return x * torch.tensor(kept).view(-1, 1, 1) * GENERATORS[self.name][0](self.generator)
+
+
 def conv():
     return nn.Conv2d(4, 4, 3, padding=1)
 
@@ -127,6 +157,7 @@ STATEFUL = {
     "batch norm": lambda: nn.BatchNorm2d(4),
     "instance norm": lambda: nn.InstanceNorm2d(4, track_running_stats=True),
     "in-place norm": lambda: nn.Sequential(conv(), InPlaceABN(4)),
+    **{f"random numbers of {name}": partial(Noisy, name) for name in GENERATORS},
 }
 
 
@@ -201,6 +232,8 @@ def train(network, store, micro_batches=1, steps=3, retain=False):
             module.store = store
     optimizer, seen = torch.optim.SGD(network.parameters(), lr=0.05), []
     torch.manual_seed(1)
+    random.seed(1)
+    np.random.seed(1)
     for _ in range(steps):
         optimizer.zero_grad()
         losses = [network(torch.randn(2, 8, 5, 5)).square().mean() for _ in range(micro_batches)]
@@ -234,7 +267,17 @@ def test_training_equals_stored_activations_and_state_advances_once(layer, kind)
 
 @pytest.mark.parametrize("kind", ["reversible", "shifted", "checkpoint"])
 @pytest.mark.parametrize(
-    "layer", ["spectral norm", "spectral norm by hooks", "running scale", "warm-up", "ActNorm", "batch norm"]
+    "layer",
+    [
+        "spectral norm",
+        "spectral norm by hooks",
+        "running scale",
+        "warm-up",
+        "ActNorm",
+        "batch norm",
+        "random numbers of numpy",
+        "random numbers of its own of Python",
+    ],
 )
 def test_several_micro_batches_may_be_pending(layer, kind):
     assert_equal_training(NETWORKS[kind](STATEFUL[layer]), micro_batches=2)

@@ -7,10 +7,13 @@ state and the random numbers of the forward pass.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import random
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 import torch.utils.checkpoint
 from torch import Tensor, nn
@@ -139,6 +142,19 @@ class RandomState(NamedTuple):
     def is_same(self, other: RandomState) -> bool:
         """Return whether the states are equal: no random number was drawn in between."""
         return all(map(torch.equal, [self.cpu, *self.states], [other.cpu, *other.states]))
+
+
+def rewind_of(value: Any) -> Callable[[], object] | None:
+    """Return a function that restores the present state of a random number generator; None for another value."""
+    if isinstance(value, torch.Generator):
+        return partial(value.set_state, value.get_state())
+    if isinstance(value, np.random.RandomState):
+        return partial(value.set_state, value.get_state())
+    if isinstance(value, random.Random):
+        return partial(value.setstate, value.getstate())
+    if isinstance(value, np.random.Generator):
+        return partial(setattr, value.bit_generator, "state", value.bit_generator.state)
+    return None
 
 
 @contextmanager

@@ -2,18 +2,23 @@
 
 A module that runs again in backward must read what it read in forward. Parameters must be unchanged. Buffers and
 attributes that the first run has changed (the vectors of spectral norm, the ranges of an observer, a counter) are reset
-to their values before the first run, and then to their current values. So they advance once per forward pass.
+to their values before the first run, and then to their current values. So they advance once per forward pass. The same
+holds for random number generators other than torch's own, which `zoo.ops.context.RandomState` restores.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import random
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
+from zoo.ops.context import rewind_of
 from zoo.torch_internals.data import has_hooks, is_alias_of, is_wrapper, version_of
 
 #: The buffers of norms. The recomputation pauses their updates (`zoo.layers.checkpointing.paused_statistics`) and, in
@@ -37,6 +42,8 @@ class _Names(NamedTuple):
 class ModuleState:
     """The buffers and attributes of ``modules``, taken before a run, so that the run can be repeated.
 
+    Also taken are the states of the generators of `random` and numpy, and of generators that are attributes.
+
     Modules of torch and of this package are skipped: only norms among them have state, which `RUNNING_STATISTICS` and
     paused statistics cover. Other state is found in modules with hooks or other buffers, and in classes of users.
     """
@@ -50,6 +57,8 @@ class ModuleState:
             if not isinstance(module, nn.Module) or has_no_state(module):
                 continue
             self._names += [_names(module, vars(module), None), _names(module, module._buffers, copies)]
+        self._modules = list(dict.fromkeys(names.module for names in self._names))
+        self._rewinds = _rewinds(self._modules)
 
     def finish(self, completed: bool = True) -> None:
         """End the run: keep the old values of the state that it changed, or of all state if it was not ``completed``.
@@ -92,6 +101,9 @@ class ModuleState:
                 )
         copies: dict[int, Tensor] = {}
         now = [(names, name, names.get(name, _ABSENT)) for names, name, *_ in self._changed]
+        rewinds = _rewinds(self._modules)
+        for rewind in self._rewinds:
+            rewind()
         for names, name, value, is_buffer in self._changed:
             _assign(names, name, _copy(value, copies) if is_buffer else value)
         try:
@@ -99,6 +111,8 @@ class ModuleState:
         finally:  # torch ends a checkpoint's recomputation early by an exception
             for names, name, value in now:
                 _assign(names, name, value)
+            for rewind in rewinds:
+                rewind()
 
 
 class Parameters:
@@ -135,6 +149,18 @@ def _names(module: nn.Module, current: dict[str, Any], copies: dict[int, Tensor]
     copied = {} if copies is None else {name: _copy(tensor, copies) for name, tensor in tensors.items()}
     parameters = {p: version_of(p) for p in module.parameters(recurse=False)}
     return _Names(module, current, dict(current), versions, copied, parameters)
+
+
+def _rewinds(modules: Iterable[nn.Module]) -> list[Callable[[], object]]:
+    """Return functions that restore the generators of Python and numpy, and generators that are attributes of modules.
+
+    None for no modules: other modules draw from torch's own generators alone.
+    """
+    own = [rewind_of(value) for module in modules for value in vars(module).values()]
+    if not own:
+        return []
+    of_process = partial(random.setstate, random.getstate()), partial(np.random.set_state, np.random.get_state())
+    return [*of_process, *(rewind for rewind in own if rewind is not None)]
 
 
 def _overwritten(module: nn.Module, what: str, tensor: Tensor) -> RuntimeError:

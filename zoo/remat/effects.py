@@ -6,7 +6,6 @@ Tested by tests/remat/test_trial.py.
 from __future__ import annotations
 
 import gc
-import random
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -19,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from zoo.errors import ConfigError
+from zoo.ops.context import rewind_of
 from zoo.torch_internals.data import FakeTensor, parametrization_cache
 
 MAX_OBJECTS = 2  # of classes other than modules that are nested in each other: more may be a whole program
@@ -64,7 +64,7 @@ class PythonState:
             if value is None or isinstance(value, LEAVES) or id(value) in self._seen:
                 continue
             self._seen[id(value)] = value
-            rewind = _rewind_of(value)
+            rewind = rewind_of(value)
             if rewind is not None:
                 self._rewinds.append(rewind)
                 continue
@@ -153,19 +153,6 @@ def _referents(value: Any) -> Iterator[Any]:
         yield from (each for each in names if not isinstance(each, FunctionType))
     if type(attributes) is dict:
         yield attributes
-
-
-def _rewind_of(value: Any) -> Callable[[], object] | None:
-    """Return a function that restores the present state of a random number generator; None for another value."""
-    if isinstance(value, torch.Generator):
-        return partial(value.set_state, value.get_state())
-    if isinstance(value, np.random.RandomState):
-        return partial(value.set_state, value.get_state())
-    if isinstance(value, random.Random):
-        return partial(value.setstate, value.getstate())
-    if isinstance(value, np.random.Generator):
-        return partial(setattr, value.bit_generator, "state", value.bit_generator.state)
-    return None
 
 
 @contextmanager
