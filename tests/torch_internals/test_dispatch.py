@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch._higher_order_ops import utils as control_flow
+from torch._higher_order_ops.while_loop import while_loop
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 from zoo.torch_internals import dispatch
@@ -112,3 +115,33 @@ def test_saved_tensor_hooks_are_hidden_from_aot_autograd():
         finally:
             set_tracing(before)
     assert found == [False, True]
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda x: torch.cond(x.sum() > 0, torch.sin, torch.cos, (x,)),
+        lambda x: while_loop(lambda x: x.sum() > 0, lambda x: (x - 1,), (x,)),
+    ],
+    ids=["cond", "while_loop"],
+)
+def test_control_flow_enters_context(call, monkeypatch):
+    """Eager control flow looks up the function that sets up its compilation at each call."""
+    seen = []
+
+    @contextmanager
+    def noted():
+        seen.append("entered")
+        yield
+
+    @contextmanager
+    def compiles_nothing():
+        seen.append("compiled")
+        raise InterruptedError
+        yield
+
+    monkeypatch.setattr(control_flow, "setup_compilation_env", compiles_nothing)
+    dispatch.around_control_flow(noted)
+    with pytest.raises(InterruptedError):
+        call(torch.ones(2))
+    assert seen == ["entered", "compiled"]

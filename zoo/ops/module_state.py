@@ -154,7 +154,7 @@ def _names(module: nn.Module, current: dict[str, Any], copies: dict[int, Tensor]
 def _rewinds(modules: Iterable[nn.Module]) -> list[Callable[[], object]]:
     """Return functions that restore the generators of Python and numpy, and generators that are attributes of modules.
 
-    None for no modules: other modules draw from torch's own generators alone.
+    Empty without modules: other modules draw from torch's own generators alone.
     """
     own = [rewind_of(value) for module in modules for value in vars(module).values()]
     if not own:

@@ -124,6 +124,8 @@ class StorageLog(TorchDispatchMode):
     A storage first seen as an input existed before the log began and is not counted.
     """
 
+    supports_higher_order_operators = True  # such as `torch.cond`, of which it sees inputs and outputs
+
     def __init__(self) -> None:
         super().__init__()
         self.changes: list[Change] = []

@@ -252,9 +252,17 @@ def has_own_hooks(module: nn.Module) -> bool:
 
 
 def observer(hook: Callable[..., None]) -> Callable[..., None]:
-    """Return a hook for which a module may be bypassed as if it had none, so that it sees what runs without it."""
-    hook.only_observes = True  # type: ignore[attr-defined]
-    return hook
+    """Return a hook for which a module may be bypassed as if it had none, so that it sees what runs without it.
+
+    It does nothing while torch.compile traces, as eager control flow such as `torch.cond` does with its branches.
+    """
+
+    def observe(*args: Any) -> None:
+        if not torch.compiler.is_compiling():
+            hook(*args)
+
+    observe.only_observes = True  # type: ignore[attr-defined]
+    return observe
 
 
 def changed_methods(module: nn.Module) -> list[str]:

@@ -10,10 +10,12 @@ from typing import Any
 
 import torch
 import torch.utils.checkpoint
+from torch._higher_order_ops import utils as control_flow
 from torch.utils import _python_dispatch
 
 _C: Any = torch._C  # the type stubs of torch versions declare different names
 _checkpoint: Any = torch.utils.checkpoint
+_control_flow: Any = control_flow
 
 #: A base class whose `__torch_dispatch__` is called below autograd for each operation while the mode is active.
 TorchDispatchMode = _python_dispatch.TorchDispatchMode
@@ -187,6 +189,22 @@ def before_hooks_are_disabled(context: Callable[[], AbstractContextManager[None]
             yield
 
     torch.autograd.graph.disable_saved_tensors_hooks = disable_saved_tensors_hooks
+
+
+def around_control_flow(context: Callable[[], AbstractContextManager[None]]) -> None:
+    """Patch `setup_compilation_env` of torch to enter ``context()``.
+
+    `torch.cond`, `while_loop` and the like compile themselves inside, also in eager mode, which fails while a dispatch
+    mode is active.
+    """
+    set_up = _control_flow.setup_compilation_env
+
+    @contextmanager
+    def setup_compilation_env() -> Iterator[Any]:
+        with context(), set_up() as backend:
+            yield backend
+
+    _control_flow.setup_compilation_env = setup_compilation_env
 
 
 #: Returns the number of the backward pass that runs in this thread, or `NO_BACKWARD`.

@@ -39,13 +39,16 @@ from zoo.torch_internals.dispatch import (
     NO_BACKWARD,
     EagerDispatchMode,
     are_transforms_active,
+    around_control_flow,
     before_hooks_are_disabled,
     call_after_backward,
     count_writes,
     current_backward,
+    dispatch_modes,
     in_custom_backward,
     push_mode,
     top_saved_tensors_hooks,
+    without_dispatch_modes,
 )
 
 
@@ -294,4 +297,16 @@ def _without_hooks() -> Iterator[None]:
         rematerializer._hooks.__enter__()
 
 
+@contextmanager
+def _without_recording() -> Iterator[None]:
+    """Return a context without the modes of this package, if no others are active, and without hooks of theirs."""
+    modes = dispatch_modes()
+    if not modes or not all(type(mode).__module__.startswith("zoo.") for mode in modes):
+        yield
+        return
+    with _without_hooks(), without_dispatch_modes():
+        yield
+
+
 before_hooks_are_disabled(_without_hooks)
+around_control_flow(_without_recording)
