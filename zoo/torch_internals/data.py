@@ -58,7 +58,7 @@ class _Unpacked(Tensor):
     replacement: Tensor
 
     @classmethod
-    def __torch_dispatch__(cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Tensor:
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Tensor:  # type: ignore[override]
         """Return the replacement: autograd detaches what the hook returns, and calls nothing else."""
         unpacked: _Unpacked = args[0]
         return unpacked.replacement
