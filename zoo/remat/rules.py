@@ -374,7 +374,8 @@ def bits_of(mask: Tensor) -> Tensor:
     On the CPU, numpy packs neighbors into a byte in one pass. Elsewhere bit k holds the k-th eighth of the mask.
     """
     if mask.device.type == "cpu":
-        return torch.from_numpy(np.packbits(mask.bool().numpy().reshape(-1))).clone()  # in memory of torch
+        array = mask.to(torch.bool, copy=True).numpy()  # a copy: the array owns its memory from now on
+        return torch.from_numpy(np.packbits(array.reshape(-1))).clone()  # in memory of torch
     eighths = torch.zeros(8, -(-mask.numel() // 8), dtype=torch.uint8, device=mask.device)
     eighths.view(-1)[: mask.numel()] = mask.reshape(-1)
     bits = eighths[0].clone()
