@@ -544,6 +544,41 @@ def test_autocast_casts_inside_of_operations_in_inference_mode(name: str, dtype:
     assert are_equal(*results)
 
 
+KERNELS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "linear": lambda x, w: F.linear(x.float(), w),
+    "einsum": lambda x, w: torch.einsum("bti,oi->bto", x.float(), w),
+    "conv1d": lambda x, w: F.conv1d(x.float().mT, w[..., None]).mT.contiguous(),
+}
+
+
+@pytest.mark.parametrize("name", KERNELS)
+def test_autocast_casts_inside_of_custom_operators(name: str) -> None:
+    def kernel(x: Tensor, w: Tensor) -> Tensor:
+        return KERNELS[name](x, w).float()
+
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor]:
+        x, w = ctx.saved_tensors
+        return gradient @ w, gradient.flatten(0, 1).mT @ x.flatten(0, 1).float()
+
+    def save(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
+        ctx.save_for_backward(*inputs)
+
+    operator = torch.library.custom_op(f"zoo_test::{name}", kernel, mutates_args=())
+    operator.register_autograd(backward, setup_context=save)
+
+    class Custom(Teacher):
+        def forward(self, x: Tensor) -> Tensor:
+            self.target = operator(F.gelu(x @ self.weight), self.weight)
+            return self.target
+
+    results = []
+    for model in (Custom(), lean(Custom())):
+        with torch.autocast("cpu", torch.bfloat16):
+            model(torch.randn(4, 48, 64, generator=torch.Generator().manual_seed(1))).square().sum().backward()
+        results.append([model.target, *gradients(model)])
+    assert are_equal(*results)
+
+
 @pytest.mark.parametrize("budget", [None, 0.5, "1GB"])
 def test_report_runs_layer_that_casts_in_inference_mode(budget: Any) -> None:
     class Distilled(Teacher):

@@ -226,11 +226,12 @@ def call_in_mode(operation: Operation, *args: Any, **kwargs: Any) -> Any:
     """Return the result of an operation, within `__torch_dispatch__`, whose kernel may call other operations.
 
     It has the bits that it has without a dispatch mode: autocast casts the arguments of the operations inside, and they
-    read conjugated views of complex arguments. In inference mode every composite operation calls others in its kernel.
-    Otherwise torch decomposes it before `__torch_dispatch__` is called.
+    read conjugated views of complex arguments. The kernels of custom operators call others, and in inference mode those
+    of composite operations do. Otherwise torch decomposes a composite operation before `__torch_dispatch__` is called.
     """
     reads_views = any(isinstance(arg, Tensor) and arg.is_complex() for arg in args)
-    casts = operation in CASTS_INSIDE or (torch.is_inference_mode_enabled() and isinstance(operation, OperatorOverload))
+    may_call = torch.is_inference_mode_enabled() or operation.namespace not in ("aten", "prim", "prims")
+    casts = operation in CASTS_INSIDE or (may_call and isinstance(operation, OperatorOverload))
     if not reads_views and not casts:
         return operation(*args, **kwargs)
     with (
