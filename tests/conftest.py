@@ -11,6 +11,7 @@ import pytest
 # worker of xdist would compile all modules of torch that it imports.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("TRITON_DEFAULT_FP_FUSION", "1")  # Triton 3.9 warns if it is unset
 # The tests of downloads take it away: they have a server on this machine.
 os.environ["ZOO_OFFLINE"] = "1"
 

@@ -17,8 +17,6 @@ from pathlib import Path
 from time import sleep
 from typing import Any, TypeVar
 
-from filelock import FileLock, SoftFileLock
-
 from zoo.errors import ConfigError, connection_reason, escape
 
 logger = logging.getLogger(__name__)
@@ -168,6 +166,8 @@ def file_lock(path: Path, timeout_s: float = -1) -> Iterator[None]:
     On a file system without locks, the existence of the file ``path``.soft is the lock. A process that is killed
     leaves it there; a later one on the same machine removes it.
     """
+    from filelock import FileLock, SoftFileLock  # here, as it needs modules that Windows lacks
+
     lock: FileLock | SoftFileLock = FileLock(path, timeout=timeout_s, fallback_to_soft=False)
     try:
         lock.acquire()

@@ -26,9 +26,8 @@ def run(out: Path, *words: str) -> tuple[int, dict]:
     words = ("benchmark", *words, "--out", str(out))
     code = main(words)
     content = json.loads(out.with_name(out.name + ".json").read_text())
-    repeated = build_parser().parse_args(shlex.split(content["command"])[1:])
-    given = build_parser().parse_args(words)
-    assert vars(repeated) == vars(given)
+    parser = build_parser()
+    assert parser.parse_args(shlex.split(content["command"])[1:]) == parser.parse_args(words)
     return code, content
 
 

@@ -44,7 +44,7 @@ from zoo.ops.inverse import (
     largest_gradient,
     normalize_,
 )
-from zoo.ops.operators import accumulate_dtype
+from zoo.ops.operators import at_least_float32
 from zoo.torch_internals.data import changed_methods, has_own_hooks, has_own_parameters
 
 torch.fx.wrap("call_norm")
@@ -379,7 +379,7 @@ class Stem(Invertible):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the convolution of the images, at least in float32 because all later layers add to it."""
-        return self.conv(x).to(accumulate_dtype(x.dtype))
+        return at_least_float32(self.conv(x))
 
     def record(self, x: Tensor) -> tuple[Tensor, tuple[Tensor, int]]:
         """Return the convolution, at least in float32, and the images with their version."""

@@ -40,12 +40,14 @@ def is_exporting() -> bool:
 
 
 def are_gradients_needed(*tensors: Tensor | None) -> bool:
-    """Return whether autograd records an operation on these tensors. False while torch.export traces, see above."""
-    return (
-        torch.is_grad_enabled()
-        and not is_exporting()
-        and any(tensor is not None and tensor.requires_grad for tensor in tensors)
-    )
+    """Return whether autograd records an operation on these tensors.
+
+    False while torch.export, see above, or torch.jit.trace runs a network. True for the proxies of torch.fx.
+    """
+    if not torch.is_grad_enabled() or is_exporting() or torch.jit.is_tracing():
+        return False
+    given = [tensor for tensor in tensors if tensor is not None]
+    return any(not isinstance(tensor, Tensor) or tensor.requires_grad for tensor in given)
 
 
 def in_selective_checkpoint() -> bool:

@@ -39,6 +39,11 @@ def accumulate_dtype(dtype: torch.dtype) -> torch.dtype:
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
+def at_least_float32(x: Tensor) -> Tensor:
+    """Return x in its accumulation dtype. torch.fx traces it, too, without knowing the dtype."""
+    return x.double() if x.dtype is torch.float64 else x.float()
+
+
 def new_vectors(x: Tensor) -> tuple[Tensor, Tensor]:
     """Return two uninitialized vectors with a value per channel of x, in the accumulation dtype."""
     dtype = accumulate_dtype(x.dtype)
