@@ -199,7 +199,7 @@ def test_external_network_keeps_its_norms() -> None:
     measure_strategies(results, setup, choose_strategies(EAGER, ["std-BN*", "iABN", "RevNet"]), rounds=0)
     held = values_of(results, "held")
     assert [*held] == [
-        BASELINE, "std-BN checkpointed", "std-BN checkpointed selectively", "std-BN lean", "std-BN lean, 40 FLOP/B",
+        BASELINE, "std-BN checkpointed", "std-BN checkpointed selectively", "std-BN lean", "std-BN lean 0.4",
     ]  # fmt: skip
     assert max(held["std-BN checkpointed"], held["std-BN lean"]) < held["std-BN checkpointed selectively"]
     assert held["std-BN checkpointed selectively"] < held[BASELINE]
@@ -300,7 +300,7 @@ def test_held_bytes_of_lean_networks_are_predicted() -> None:
         real, abstract = strategy.build(setup), strategy.build(replace(setup, device=torch.device("meta")))
         taken = measure_memory(setup.forward_of(real), real.parameters())
         forward = replace(setup, device=torch.device("meta")).forward_of(abstract)
-        predicted = count_memory(forward, abstract.parameters())
+        predicted = count_memory(forward, abstract.parameters(), warmup=1)
         assert predicted.held == pytest.approx(taken.held, rel=TOLERANCE)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 
@@ -52,8 +53,8 @@ def test_network_of_zoo_and_one_of_torchvision_are_measured(tmp_path: Path) -> N
 def test_different_bits_are_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     compute = recipes.compute
 
-    def wrong(target: recipes.TrackedTensor) -> Tensor:
-        return compute(target) * 1.5
+    def wrong(target: recipes.TrackedTensor, keeps: Callable[[recipes.TrackedTensor], bool]) -> Tensor:
+        return compute(target, keeps) * 1.5
 
     monkeypatch.setattr(recipes, "compute", wrong)
     command = ["benchmark", "lean", "--models", "resnet18", "--batch", "2", "--size", "64", "--rounds", "0"]

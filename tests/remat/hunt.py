@@ -34,10 +34,12 @@ from torch.utils.checkpoint import checkpoint
 
 import zoo
 from zoo.remat import Rematerializer, inductor_options
+from zoo.remat.budget import Budget
 from zoo.remat.inductor import cut
 from zoo.remat.recipes import RecipeError
 
 SHAPE = (2, 4, 4, 4)
+NUM_STEPS = 3  # of training within a budget: later steps follow a plan that was made from the first one
 #: Names of the tensors of a program: x, y and e require gradients, u (uint8) and f are views of numpy arrays.
 INPUTS = "xyeuf"
 RESULTS = "abcdghkl"
@@ -762,7 +764,8 @@ class Program:
     - `forwards`: passes before the first backward.
     - `is_module`: whether the network itself is made lean, instead of running inside of a `Rematerializer`.
     - `is_inside`: whether backward runs in a `Rematerializer` too.
-    - `smallest_bytes`, `depth`, `budget`: of the recording.
+    - `smallest_bytes`, `depth`: of the recording.
+    - `budget`: within which `NUM_STEPS` steps are trained; None for a single step without a budget.
     - `knows_parameters`: whether the `Rematerializer` gets the parameters.
     - `seed`: of inputs and random numbers.
     """
@@ -779,7 +782,7 @@ class Program:
     is_inside: bool = False
     smallest_bytes: int = 0
     depth: int = 4
-    budget: float | str | None = None
+    budget: float | None = None
     knows_parameters: bool = False
     seed: int = 0
 
@@ -868,6 +871,18 @@ def smallest(size: int) -> Iterator[None]:
         defaults["smallest_bytes"] = before
 
 
+@torch.no_grad()
+def _descend(net: Network) -> None:
+    """Change the parameters by a step of gradient descent, and cut the history of the buffers."""
+    for each in net.parameters():
+        if each.grad is not None:
+            each -= 0.05 * each.grad.nan_to_num().clamp(-1, 1)
+        each.grad = None
+    for name, buffer in list(net.named_buffers()):
+        if buffer.requires_grad:
+            setattr(net, name, buffer.detach())
+
+
 @dataclass
 class Result:
     """What a run computed, in order, or its error and where it was raised."""
@@ -930,15 +945,32 @@ class Runner:
             self.result.error = error.with_traceback(None)
         return self.result
 
+    @property
+    def num_steps(self) -> int:
+        """How many training steps run."""
+        return 1 if self.program.budget is None else NUM_STEPS
+
     def _run(self) -> None:
-        result = self.result
-        result.stage = "forward"
+        self.result.stage = "forward"
         seed = self.program.seed
         inputs, weights, buffers = TEMPLATES[seed % len(TEMPLATES)]
         torch.default_generator.manual_seed(seed)  # manual_seed() notes a traceback for each kind of device
         net = Network(weights, buffers)
         net.hooks = self.hooks
-        given = {name: tensor.clone() for name, tensor in inputs.items()}
+        self.budget = Budget.parse(self.program.budget)
+        if self.way == "lean" and self.program.is_module:
+            zoo.lean(net, self.program.budget)
+        for number in range(self.num_steps):
+            if number > 0:
+                self.result.stage = "forward"
+                _descend(net)
+            self._step(net, inputs, number)
+        self.result.stage = ""
+
+    def _step(self, net: Network, inputs: dict[str, Tensor], number: int) -> None:
+        """Run a training step with inputs that differ from step to step."""
+        result = self.result
+        given = {name: tensor.roll(number, 1) for name, tensor in inputs.items()}
         for name in "xye":
             given[name].requires_grad_()
         net.arrays = [given[name].numpy() for name in "uf"]
@@ -963,24 +995,19 @@ class Runner:
         for name, buffer in net.named_buffers():
             result.add(f"buffer {name}", buffer)
         result.add("random numbers", torch.rand(1))
-        result.stage = ""
 
     def _context(self, net: Network) -> AbstractContextManager[Any]:
         if self.way != "lean" or self.program.is_module:
             return nullcontext()
         program = self.program
         parameters = net.parameters() if program.knows_parameters else ()
-        # A fraction is planned by zoo.lean alone.
-        budget = "1000 FLOP/B" if isinstance(program.budget, float) else program.budget
-        return Rematerializer(budget, depth=program.depth, smallest_bytes=program.smallest_bytes, parameters=parameters)
+        return Rematerializer(
+            self.budget, depth=program.depth, smallest_bytes=program.smallest_bytes, parameters=parameters
+        )
 
     def _pass(self, net: Network, given: dict[str, Tensor]) -> dict[str, Tensor]:
         net.body = lambda tensors: self.forward(net, tensors)
-        if self.way == "lean" and self.program.is_module:
-            zoo.lean(net, self.program.budget)
-            with smallest(self.program.smallest_bytes):
-                return net(given)
-        with self._context(net):
+        with self._context(net), smallest(self.program.smallest_bytes) if self.program.is_module else nullcontext():
             return net(given)
 
     def _losses(self, outputs: dict[str, Tensor]) -> list[Tensor]:
@@ -1044,6 +1071,10 @@ class Compiled(Runner):
     def __init__(self, program: Program, way: str) -> None:
         super().__init__(program, way)
         self.compiled: Any = None
+
+    @property
+    def num_steps(self) -> int:
+        return 1
 
     def _pass(self, net: Network, given: dict[str, Tensor]) -> dict[str, Tensor]:
         if self.compiled is None:
@@ -1154,7 +1185,7 @@ def judge_compiled(program: Program) -> Verdict:
         return Verdict(BOTH_RAISE if lean.error is not None else OTHERWISE, _told(torchs))
     if lean.error is not None:  # torch itself fails now and then where operators are traced, with the rule and without
         return Verdict(OTHERWISE if "INTERNAL ASSERT FAILED" in str(lean.error) else FAILS, _told(lean))
-    plain = Runner(program, "plain").run()
+    plain = Runner(replace(program, budget=None), "plain").run()
     expected = dict(zip(_numbered(torchs), (tensor for _, tensor in torchs.tensors), strict=True))
     of_plain = dict(zip(_numbered(plain), (tensor for _, tensor in plain.tensors), strict=True))
     is_low = {"bfloat16", "autocast", "type_as"} & {step.name for step in program.steps}
@@ -1213,7 +1244,7 @@ class Writer(Runner):
             is_module=is_module, is_inside=not is_module and r.random() < 0.08,
             smallest_bytes=r.choices([0, 100, 300, 600, 2**16], [8, 3, 3, 1, 1])[0],
             depth=4 if is_module else r.choice([0, 1, 4, 4, 100]),
-            budget=r.choices([None, "40 FLOP/B", 0.3], [7, 2, 1])[0],
+            budget=r.choices([None, 0.6, 0.3, 0.05], [6, 2, 2, 1])[0],
             knows_parameters=r.random() < 0.5, seed=r.randrange(1000),
         )  # fmt: skip
         super().__init__(program, "truth")
@@ -1225,6 +1256,7 @@ class Writer(Runner):
             self.weights = {kind: self.weights[kind] for kind in ORDINARY}
         self.last = ""
         self.between_count = r.choice([0, 0, 0, 1, 1, 2])
+        self.num_written = 0  # steps of training
 
     def _draw(self, weights: dict[str, float], tensors: dict[str, Tensor]) -> Step:
         r = self.random
@@ -1256,6 +1288,10 @@ class Writer(Runner):
             steps.append(step)
         return tuple(steps)
 
+    def _step(self, net: Network, inputs: dict[str, Tensor], number: int) -> None:
+        super()._step(net, inputs, number)
+        self.num_written += 1
+
     def forward(self, net: Network, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
         if self.program.forward:
             return super().forward(net, tensors)
@@ -1277,7 +1313,7 @@ class Writer(Runner):
 
     def change(self, net: Network, tensors: dict[str, Tensor], stage: str) -> None:
         steps = getattr(self.program, stage)
-        if steps or self.between_count == 0:
+        if steps or self.between_count == 0 or self.num_written > 0:
             return super().change(net, tensors, stage)
         steps = self._grow(self.between_count, BETWEEN, net, tensors)
         self.program = replace(self.program, **{stage: steps})

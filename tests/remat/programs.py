@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from zoo.remat import Rematerializer
-from zoo.remat.budget import Decision
+from zoo.remat.eager.deciding import Decision
 from zoo.remat.memory_use import measure_memory
 
 #: The marks of tests that compile. The warnings are torch's own.
@@ -169,3 +169,115 @@ def runs(program: Callable[..., Tensor], *inputs: Tensor) -> bool:
     except RuntimeError:  # NotImplementedError is one
         return False
     return True
+
+
+class Branched(nn.Module):
+    """A U-Net: features of encoder and decoder are concatenated."""
+
+    def __init__(self, channels: int = 8) -> None:
+        super().__init__()
+        sizes = [(3, channels), (channels, 2 * channels), (2 * channels, 4 * channels)]
+        self.down = nn.ModuleList(self._block(*each) for each in sizes)
+        self.up = nn.ModuleList(self._block(6 * channels // part, 2 * channels // part) for part in (1, 2))
+        self.head = nn.Conv2d(channels, 2, 1)
+
+    def _block(self, inputs: int, outputs: int) -> nn.Module:
+        conv = nn.Conv2d(inputs, outputs, 3, padding=1)
+        return nn.Sequential(conv, nn.BatchNorm2d(outputs), nn.LeakyReLU(0.01), nn.Conv2d(outputs, outputs, 1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        skips: list[Tensor] = []
+        for index, block in enumerate(self.down):
+            x = block(F.max_pool2d(x, 2) if index else x)
+            skips.append(x)
+        skips.pop()
+        for block in self.up:
+            x = block(torch.cat((F.interpolate(x, scale_factor=2), skips.pop()), 1))
+        return self.head(x)
+
+
+class SquaredReLU(nn.Module):
+    """A block of a residual network of tokens, with the square of a ReLU."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.norm, self.first = nn.LayerNorm(width), nn.Linear(width, 4 * width, bias=False)
+        self.second = nn.Linear(4 * width, width, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.second(torch.relu(self.first(self.norm(x))).square())
+
+
+class Recurrent(nn.Module):
+    """A cell of an LSTM, applied step by step."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.cell, self.head = nn.LSTMCell(width, width), nn.Linear(width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = cell = torch.zeros_like(x)
+        for _ in range(5):
+            hidden, cell = self.cell(x, (hidden, cell))
+        return self.head(hidden)
+
+
+def _convolutions() -> nn.Module:
+    pairs = [(3, 8), (8, 8), (8, 16), (16, 16)]
+    layers: list[nn.Module] = []
+    for index, (inputs, outputs) in enumerate(pairs):
+        layers += [nn.Conv2d(inputs, outputs, 3, padding=1), nn.ReLU(inplace=True)]
+        layers += [nn.MaxPool2d(2)] if index % 2 else []
+    return nn.Sequential(
+        *layers, nn.Flatten(), nn.Linear(16 * 12 * 12, 32), nn.ReLU(True), nn.Dropout(), nn.Linear(32, 5)
+    )
+
+
+def _encoder() -> nn.Module:
+    layer = nn.TransformerEncoderLayer(64, 4, 128, dropout=0.1, batch_first=True, norm_first=True, activation="gelu")
+    return nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+
+
+#: Name -> a small network whose tensors are large enough to recompute, and its input.
+NETWORKS: dict[str, tuple[Callable[[], nn.Module], Callable[[], Tensor]]] = {
+    "residual": (lambda: network(channels=8), lambda: images(48)),
+    "encoder": (_encoder, lambda: torch.randn(4, 80, 64)),
+    "squared relu": (lambda: nn.Sequential(*(SquaredReLU(64) for _ in range(3))), lambda: torch.randn(4, 80, 64)),
+    "convolutions": (_convolutions, lambda: images(48)),
+    "branched": (Branched, lambda: images(64)),
+    "recurrent": (lambda: Recurrent(64), lambda: torch.randn(300, 64)),
+}
+
+
+def build(name: str) -> tuple[nn.Module, Tensor]:
+    """Return a network of `NETWORKS` and its input, the same each time."""
+    module, x = NETWORKS[name]
+    torch.manual_seed(0)
+    return module(), x()
+
+
+def state_of(module: nn.Module) -> list[Tensor]:
+    """Return copies of the parameters, their gradients and the buffers."""
+    return [each.detach().clone() for each in (*module.parameters(), *gradients(module), *module.buffers())]
+
+
+def train_steps(
+    module: nn.Module, run: Callable[[int], Tensor], num_steps: int = 4, is_accumulating: bool = False
+) -> list[Tensor]:
+    """Return the outputs of training steps with momentum, and the state of the module after them.
+
+    Args:
+    - `run`: returns the output of a step, by its number.
+    - `is_accumulating`: whether each step has two forward and backward passes.
+    """
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.01, momentum=0.9)
+    outputs = []
+    for number in range(num_steps):
+        optimizer.zero_grad()
+        for part in range(1 + is_accumulating):
+            torch.manual_seed(2 * number + part)
+            output = run(number)
+            outputs.append(output.detach().clone())
+            output.float().square().mean().backward()
+        optimizer.step()
+    return [*outputs, *state_of(module)]

@@ -128,7 +128,7 @@ FOUND: dict[str, Program] = {
         a = conv1(x)
         h = unfold(a)
         l = tanh_(h)
-    """, returns="a", budget="40 FLOP/B"),
+    """, returns="a", budget=0.3),
     "A checkpoint saves what a frozen convolution and a ReLU in place have computed.": program("""
         a = frozen_checkpoint(x)
     """, returns="a"),

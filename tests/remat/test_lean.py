@@ -22,7 +22,8 @@ from tests.remat.programs import are_equal, assert_same_step, gradients, held, i
 from tests.step import step
 from zoo.errors import ConfigError
 from zoo.remat import Rematerializer
-from zoo.remat.budget import Budget, Decision
+from zoo.remat.budget import Budget
+from zoo.remat.eager.deciding import Decision
 from zoo.remat.lean import StepsAside, is_lean, lean
 
 SIZE_PX = 64  # maps of 64 x 64 px and 8 channels are too large to be kept as small tensors
@@ -30,7 +31,7 @@ SIZE_PX = 64  # maps of 64 x 64 px and 8 channels are too large to be kept as sm
 
 def test_lean_training_is_disabled_and_replaced() -> None:
     plain = network()
-    model = lean(lean(network()), "40 FLOP/B")
+    model = lean(lean(network()), 0.4)
     assert isinstance(model, type(plain))
     assert repr(model) == repr(plain)
     assert list(model.state_dict()) == list(plain.state_dict())
@@ -162,35 +163,32 @@ class Adapted(nn.Module):
 
 
 def test_fraction_is_met_by_recomputing_sums_of_products() -> None:
-    """The cheapest products are recomputed first, and no more of them than necessary."""
+    """The fraction bounds the bytes saved and recomputed; here, forward saves two thirds of it."""
     torch.manual_seed(0)
     model, x = nn.Sequential(*(Adapted(width) for width in (512, 512, 512, 512))), torch.randn(256, 128)
-    lean(model, 0.35)(x.requires_grad_())
     log: list[Decision] = []
-    budget = vars(model)["_zoo_lean"]
-    with Rematerializer(budget, log=log, parameters=model.parameters()):
-        lean(model, enabled=False)(x)
+    rematerializer = Rematerializer(0.35, log=log, parameters=model.parameters())
+    for _ in range(2):  # the first pass is recorded
+        log.clear()
+        with rematerializer:
+            model(x.requires_grad_()).sum().backward()
     share = sum(each.lean_bytes for each in log) / sum(each.plain_bytes for each in log)
-    assert 0.25 < share <= 0.35
-    assert 63 < budget.flops_per_byte < 65
+    assert 0.2 < share <= 0.35
 
 
-@pytest.mark.parametrize("budget", [0, -5, 1.5, 0.0, True, "much", "40", "8 GBit", "-1GB", [1]])
+@pytest.mark.parametrize("budget", [0, -5, 1.5, 0.0, True, "much", "40", "40 FLOP/B", "8 GBit", "-1GB", [1]])
 def test_invalid_budget_raises_config_error(budget: Any) -> None:
     with pytest.raises(ConfigError, match=r"is invalid: pass a limit on the peak memory"):
         lean(network(), budget)
 
 
 def test_budgets_are_parsed() -> None:
-    assert Budget.parse("40 FLOP/B").flops_per_byte == 40
-    assert [Budget.parse(each).has_limit for each in (None, 1.0, "40 FLOP/B", 0.5, "1GB")] == [False] * 3 + [True] * 2
+    assert [Budget.parse(each).has_limit for each in (None, 1.0, 0.5, "1GB")] == [False] * 2 + [True] * 2
     assert Budget.parse(10**9).peak_bytes == Budget.parse("1GB").peak_bytes == Budget.parse(" 1000 MB").peak_bytes
     assert Budget.parse("8GiB").peak_bytes == 2**33
     budgets = {"8G": 8 * 10**9, "1 TB": 10**12, "2e3 MB": 2 * 10**9, "0.5 gb": 5 * 10**8}
     assert {text: Budget.parse(text).peak_bytes for text in budgets} == budgets
-    assert Budget.parse("1e6 FLOP/B").flops_per_byte == 10**6
-    assert Budget.parse("50%").held_limit(100) == Budget.parse(0.5).held_limit(100) == 50
-    assert Budget.parse(1.0).held_limit(100) == float("inf")
+    assert Budget.parse("50%").share == Budget.parse(0.5).share == 0.5
     with pytest.raises(ConfigError, match='if you mean 8 GB, write "8GB"'):
         Budget.parse(8)
 

@@ -592,7 +592,7 @@ def test_report_runs_layer_that_casts_in_inference_mode(budget: Any) -> None:
         assert memory_report(Distilled(), torch.randn(4, 48, 64), budget=budget).plain > 0
 
 
-@pytest.mark.parametrize("budget", [0.3, "40 FLOP/B", "1GB"])
+@pytest.mark.parametrize("budget", [0.3, 0.6, "1GB"])
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors is in prototype stage:UserWarning")
 def test_strided_nested_tensors_train_within_budget(budget: Any) -> None:
     class Nested(nn.Sequential):
@@ -603,7 +603,7 @@ def test_strided_nested_tensors_train_within_budget(budget: Any) -> None:
     x = torch.randn(2, 150, 64)
     plain = Nested(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 64))
     model = lean(copy.deepcopy(plain), budget)
-    for _ in range(2):
+    for _ in range(3):
         assert_same_step(model, plain, x)
     assert {module.name for module in memory_report(plain, x).modules} == {"0", "2"}
 
@@ -617,7 +617,8 @@ def test_nested_outputs_train_within_limit(layout: torch.layout) -> None:
     for budget in (None, "1GB"):
         torch.manual_seed(0)
         model = lean(nn.Sequential(nn.Linear(64, 64), nn.GELU(), nn.Linear(64, 64)), budget)
-        torch.stack([each.square().sum() for each in model(x).unbind()]).sum().backward()
+        for _ in range(3):
+            torch.stack([each.square().sum() for each in model(x).unbind()]).sum().backward()
         gradients.append([each.grad for each in model.parameters()])
     assert are_equal(*gradients)
 

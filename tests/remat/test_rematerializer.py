@@ -19,8 +19,7 @@ from tests.remat.programs import FrozenBody, are_equal, assert_same, bytes_held,
 from tests.torch_internals.test_dispatch import Watch
 from zoo.ops import backend, native
 from zoo.remat import Rematerializer
-from zoo.remat.budget import INPUT, Decision
-from zoo.remat.eager.deciding import Decider
+from zoo.remat.eager.deciding import INPUT, Decider, Decision
 from zoo.remat.eager.tracking import KeptMemory, Tracker
 from zoo.remat.recipes import RecipeError
 from zoo.remat.rules import ATTENTIONS, RULES, apply_line, flops_of
@@ -279,12 +278,11 @@ def test_attention_is_recomputed_where_budget_allows_it() -> None:
         plain = F.scaled_dot_product_attention(query, key, query)
         return F.scaled_dot_product_attention(plain * y.mean(), key, query, attn_mask=mask).square()
 
-    for budget, is_kept in ((None, True), ("1000 FLOP/B", False)):
+    for budget, is_kept in ((None, True), (0.01, False)):
         log: list[Decision] = []
         assert_same(program, X, Y, log=log, budget=budget)
         outputs = [each for each in log if "attention" in each.made_by and each.bytes]
         assert {each.is_kept for each in outputs} == {is_kept}
-        assert [each.flops_per_byte for each in outputs] == pytest.approx([64.0] * len(outputs), rel=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -300,8 +298,8 @@ def test_products_of_low_rank_are_recomputed_without_budget(rank: int, width: in
 
     log: list[Decision] = []
     assert_same(program, X, Y, log=log)
-    products = [each for each in log if each.flops_per_byte == pytest.approx(rank / 2, rel=1e-5) and each.bytes]
-    assert {each.is_kept for each in products} == {is_kept}
+    (product,) = [each for each in log if each.made_by == "aten.mm" and each.bytes == X[..., 0].numel() * width * 4]
+    assert product.is_kept is is_kept
 
 
 def test_attention_with_dropout_has_no_price() -> None:

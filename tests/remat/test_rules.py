@@ -212,9 +212,9 @@ def repeated_by(program: Callable[..., Tensor], *inputs: Tensor) -> set[Any]:
             repeated.add(operation)
             return operation(*args, **(kwargs or {}))
 
-    def watched(value: TrackedTensor) -> Tensor:
+    def watched(value: TrackedTensor, keeps: Callable[[TrackedTensor], bool]) -> Tensor:
         with Seen():
-            return compute(value)
+            return compute(value, keeps)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(recipes, "compute", watched)

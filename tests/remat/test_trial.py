@@ -1,4 +1,4 @@
-"""Training steps that run before training leave a network as it was, so that training keeps its bits."""
+"""Reports and checks leave a network as it was, so that training keeps its bits."""
 
 from __future__ import annotations
 
@@ -140,14 +140,14 @@ def build(request: pytest.FixtureRequest) -> Callable[[], nn.Module]:
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_replaced_buffer_has_bits_of_plain_training(build: Callable[[], nn.Module]) -> None:
     plain, model = build(), lean(build(), "3GB")
-    for seed in range(2):
+    for seed in range(3):
         assert are_equal(step(plain, batch(seed)), step(model, batch(seed)))
         assert are_equal(plain.buffers(), model.buffers())
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.parametrize("use", [zoo.memory_report, zoo.check])
-def test_report_and_check_restore_buffers(build: Callable[[], nn.Module], use: Callable[..., Any]) -> None:
+def test_report_and_check_change_no_buffers(build: Callable[[], nn.Module], use: Callable[..., Any]) -> None:
     model = build()
     own, before = list(model.buffers()), state_of(model)
     use(model, batch())
@@ -427,43 +427,79 @@ def trained(model: Stateful, optimizer: torch.optim.Optimizer, seed: int) -> lis
 
 
 def history(build: Callable[[], Stateful], prepare: Callable[[Stateful], Any]) -> list[Tensor]:
-    """Return the values of three training steps, with larger batches, of a prepared network."""
+    """Return the values of four training steps of a prepared network."""
     torch.manual_seed(0)
     model = build()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    values = []
-    for seed in range(2):
-        if seed == 0:
-            prepare(model)
-        values += trained(model, optimizer, seed)
-    return values
+    prepare(model)
+    return [value for seed in range(4) for value in trained(model, optimizer, seed)]
 
 
-def test_state_outside_of_buffers_has_bits_of_plain_training(stateful: Callable[[], Stateful]) -> None:
-    assert are_equal(history(stateful, lambda model: lean(model, "3GB")), history(stateful, lambda _: None))
+@pytest.mark.parametrize("budget", ["3GB", 0.3])
+def test_state_outside_of_buffers_has_bits_of_plain_training(
+    stateful: Callable[[], Stateful], budget: float | str
+) -> None:
+    assert are_equal(history(stateful, lambda model: lean(model, budget)), history(stateful, lambda _: None))
 
 
-def test_report_restores_state_outside_of_buffers(stateful: Callable[[], Stateful]) -> None:
+#: Their hooks change variables outside of the network, which a copy of the network shares.
+OUTSIDE = ("hook with a closure", "hook with a global")
+
+
+@pytest.mark.parametrize("stateful", sorted({*STATEFUL} - {*OUTSIDE}), indirect=True)
+def test_report_changes_no_state_of_network(stateful: Callable[[], Stateful]) -> None:
     found = history(stateful, lambda model: zoo.memory_report(model, batch()))
     assert are_equal(found, history(stateful, lambda _: None))
 
 
 @pytest.mark.parametrize("build", [Dict, Hidden, Detached, MemoryBank, Overwritten, Counter, Warmup, ThroughData])
-def test_check_restores_state_outside_of_buffers(build: Callable[[], Stateful]) -> None:
+def test_check_changes_no_state_of_network(build: Callable[[], Stateful]) -> None:
     assert are_equal(history(build, lambda model: zoo.check(model, batch())), history(build, lambda _: None))
 
 
-@pytest.mark.parametrize("use", [lambda model, x: lean(model, "3GB"), zoo.memory_report], ids=["lean", "report"])
-def test_state_of_user_graph_stays_in_it(use: Callable[..., Any]) -> None:
-    def run(prepare: Callable[..., Any]) -> list[Tensor]:
+def test_lean_continues_history_of_user() -> None:
+    def run(budget: str | None) -> list[Tensor]:
         torch.manual_seed(0)
         model = Potential()
-        first = model(batch())
-        prepare(model, batch(1))
-        (first.sum() + model(batch(1)).sum()).backward()  # truncated by nobody
+        loss = model(batch()).sum()
+        if budget is not None:
+            lean(model, budget)
+        for seed in range(1, 4):  # truncated by nobody
+            loss = loss + model(batch(seed)).sum()
+        loss.backward()
         return [each.grad for each in model.parameters()]
 
-    assert are_equal(run(use), run(lambda *_: None))
+    assert are_equal(run("3GB"), run(None))
+
+
+class Undivided:
+    """An object without copies."""
+
+    def __deepcopy__(self, memo: Any) -> Any:
+        raise TypeError("one of a kind")
+
+
+@pytest.mark.parametrize(
+    ("keep", "match"),
+    [
+        (lambda model: model(batch()), r"keeps the results of operations in state; detach them"),
+        (
+            lambda model: setattr(model.out, "found", [batch().requires_grad_() * 2]),
+            "results of operations in out.found",
+        ),
+        (
+            lambda model: setattr(model, "owner", Undivided()),
+            r"cannot be copied: one of a kind; support copy\.deepcopy",
+        ),
+    ],
+    ids=["history", "history in a list", "object without copies"],
+)
+@pytest.mark.parametrize("use", [zoo.memory_report, zoo.check])
+def test_network_without_copies_raises(keep: Callable[[nn.Module], Any], match: str, use: Callable[..., Any]) -> None:
+    model = Potential()
+    keep(model)
+    with pytest.raises(ConfigError, match=match):
+        use(model, batch())
 
 
 NORMS: dict[str, Callable[[nn.Module], nn.Module]] = {
@@ -485,7 +521,7 @@ def test_cached_parametrizations_have_bits_of_plain_training(norm: str, where: s
         if budget is not None:
             lean(model, budget)
         values: list[Tensor] = []
-        for seed in range(2):
+        for seed in range(4):
             model.zero_grad()
             with parametrize.cached():
                 loss = model(batch(seed)).square().mean()
@@ -500,57 +536,6 @@ def test_cached_parametrizations_have_bits_of_plain_training(norm: str, where: s
         return values
 
     assert are_equal(run("3GB"), run(None))
-
-
-def with_a_registry() -> Stateful:
-    class Registry:
-        """A class whose state no attribute of a network refers to."""
-
-        states: list[Tensor] = []  # noqa: RUF012
-
-    class OutOfReach(Stateful):
-        def turn(self, x: Tensor) -> Tensor:
-            Registry.states.append(x)
-            return x
-
-    return OutOfReach()
-
-
-class TooDeep(Stateful):
-    def __init__(self) -> None:
-        super().__init__()
-        inner = SimpleNamespace(deepest=Memory())
-        self.state = SimpleNamespace(inner=SimpleNamespace(inner=inner))
-
-    def turn(self, x: Tensor) -> Tensor:
-        self.state.inner.inner.deepest.states.append(x)
-        return x
-
-
-def returned_late() -> Stateful:
-    late: list[Tensor] = []
-
-    class Closure(Stateful):
-        def turn(self, x: Tensor) -> Tensor:
-            late.append(x)
-            return x
-
-    return Closure()
-
-
-@pytest.mark.parametrize(
-    ("build", "name"),
-    [
-        (with_a_registry, r"Registry\.states"),
-        (TooDeep, r"Memory\.states"),
-        (returned_late, r"a variable of returned_late"),
-    ],
-)
-@pytest.mark.parametrize("use", ["lean", "report"])
-def test_unrestorable_history_raises_with_its_place(build: Callable[[], Stateful], name: str, use: str) -> None:
-    match = rf"forward leaves a tensor of shape \(64, 16\) with its history in {name}"
-    with pytest.raises(ConfigError, match=match):
-        lean(build(), "3GB")(batch()) if use == "lean" else zoo.memory_report(build(), batch())
 
 
 def _clamps(weight: nn.Parameter) -> None:
@@ -588,7 +573,7 @@ def test_overwritten_parameter_has_bits_of_plain_training(
         model[1].weight.grad = torch.ones(64, 64)
         if train_lean:
             lean(model, budget)
-        for _ in range(2):
+        for _ in range(4):
             model(torch.randn(512, 16)).square().mean().backward()
         results.append([*(each.grad for each in model.parameters()), *(each.detach() for each in model.parameters())])
     assert all(map(torch.equal, *results))

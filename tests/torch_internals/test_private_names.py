@@ -23,7 +23,6 @@ SEMI_PUBLIC = {
 NOT_OF_TORCH = {
     "_SubParsersAction": "argparse, whose classes of parsers and groups have no public names",
     "_replace": "typing.NamedTuple, documented",
-    "_make": "collections.namedtuple, documented",
     "_fields": "collections.namedtuple, documented",
     "_init_handles": "triton, which loads compiled code with it",
 }

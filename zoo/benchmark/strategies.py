@@ -84,7 +84,7 @@ EAGER = (
     Strategy("std-BN checkpointed", "standard", "checkpoint"),
     Strategy("std-BN checkpointed selectively", "standard", "plain", change=checkpoint_blocks_selectively),
     Strategy("std-BN lean", "standard", "lean"),
-    Strategy("std-BN lean, 40 FLOP/B", "standard", "lean", change=partial(lean, budget="40 FLOP/B")),
+    Strategy("std-BN lean 0.4", "standard", "lean", change=partial(lean, budget=0.4)),
     Strategy("iABN plain", "inplace", "plain"),
     Strategy("iABN", "inplace", "auto"),
     Strategy("iABN checkpointed", "inplace", "checkpoint"),

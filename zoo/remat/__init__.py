@@ -12,12 +12,14 @@ anyway or are smaller. Backward recomputes it with the same kernels, so that gra
   backward, and ``nodes`` describes the graph.
 - ``rules``: which operations may be recomputed, and how each is recomputed exactly.
 - ``recipes``: tracked tensors, recipes, and their evaluation in backward.
-- ``budget``: how much recomputation of convolutions and matrix products is allowed. ``planning`` finds the price with
-  which a training step stays within a limit on its peak or on the bytes held.
-- ``report/``: `zoo.check` and `zoo.memory_report`. ``trial`` is a training step that leaves nothing behind, ``effects``
-  restores the Python state that it changes, and ``memory_use``, ``meta_attention`` and ``timing`` measure it.
+- ``budget``: a limit on memory, up to which convolutions and matrix products are recomputed, too. ``limit`` meets it:
+  ``record`` records the first forward pass as a graph, ``plan`` finds what to save, recompute and free, and ``follow``
+  does that in later passes.
+- ``report/``: `zoo.check` and `zoo.memory_report`. ``trial`` trains copies of a network, and ``memory_use``,
+  ``meta_attention`` and ``timing`` measure them.
 
-Apart from zoo's errors, tables and internals of torch, and the kernels of ``zoo.ops``, it needs torch alone.
+Apart from zoo's errors, tables and internals of torch, and the kernels of ``zoo.ops``, it needs torch alone, and for
+plans networkx, a dependency of torch.
 """
 
 from zoo.remat.eager.rematerializer import Rematerializer

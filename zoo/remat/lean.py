@@ -8,7 +8,7 @@ import inspect
 import re
 import types
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from itertools import chain
 from typing import Any, TypeVar
@@ -18,8 +18,10 @@ from torch import Tensor, nn
 
 from zoo.remat import Rematerializer
 from zoo.remat.budget import Budget
-from zoo.remat.planning import plan, watch_optimizers
+from zoo.remat.limit import watch_optimizers
+from zoo.remat.report.values import tensors_in
 from zoo.torch_internals.compiler import has_compiled_part, run_while_compiling
+from zoo.torch_internals.data import tensors_of
 from zoo.torch_internals.dispatch import are_transforms_active, top_saved_tensors_hooks
 
 Module = TypeVar("Module", bound=nn.Module)
@@ -53,15 +55,15 @@ def lean(
 
     Args:
     - `module`: a network or a part of one, changed in place. A second call replaces the budget.
-    - `budget`: limit on recomputing convolutions and matrix products. None: never recompute them. "8GB" or an int:
-      the peak memory of a training step, in bytes, with parameters, gradients and the state of the optimizer (see
-      `zoo.remat.planning`). 0.4 or "40%": the bytes held between forward and backward, as a fraction of plain training.
-      Both are met from the first step on: forward, and for bytes backward, run a few times before the first step, and
-      again before a step with a larger batch. "40 FLOP/B": recompute those that cost up to 40 FLOP per byte of output.
+    - `budget`: limit within which as little as possible is recomputed, convolutions and matrix products included. None:
+      recompute cheap operations alone. 0.4 or "40%": the bytes saved and recomputed at any time of backward, as a
+      fraction of the bytes that plain training saves. "8GB" or an int: the peak memory of a training step in bytes,
+      with parameters, gradients and the state of the optimizer. The first step saves as little as possible, and the
+      third step and later ones are within the limit in as little time as possible.
     - `enabled`: False makes the module plain again.
 
-    Raises ConfigError for an invalid budget, and TypeError for anything but a module. The first call raises ConfigError
-    if no training step stays within a limit in bytes.
+    Raises ConfigError for an invalid budget, and TypeError for anything but a module. A call raises ConfigError if no
+    training step stays within a limit in bytes. It warns with `BelowFloor` if a fraction cannot be met.
     """
     if not isinstance(module, nn.Module):
         name = module if isinstance(module, str) else "resnet50"
@@ -108,7 +110,7 @@ class _Lean:
             if not torch.compiler.is_exporting():
                 _warn_that_it_steps_aside()
             return call(*args, **kwargs)
-        with _rematerializer_of(self, call, args, kwargs):
+        with _rematerializer_of(self, args, kwargs):
             return call(*args, **kwargs)
 
     def __deepcopy__(self, memo: Any) -> Any:
@@ -165,7 +167,7 @@ def _context_of_method(module: Any, method: Callable[..., Any], args: Any, kwarg
         if _BUDGET in module.__dict__ and not torch.compiler.is_exporting():
             _warn_that_it_steps_aside()
         return nullcontext()
-    return _rematerializer_of(module, functools.partial(method, module), args, kwargs)
+    return _rematerializer_of(module, args, kwargs)
 
 
 @contextmanager
@@ -193,7 +195,7 @@ def _restore(function: Callable[..., Any], arguments: tuple[Any, ...], budget: B
     return module if budget is None else _make_lean(module, budget)
 
 
-def _rematerializer_of(module: Any, call: Any, args: Any, kwargs: Any) -> AbstractContextManager[Any]:
+def _rematerializer_of(module: Any, args: Any, kwargs: Any) -> AbstractContextManager[Any]:
     budget: Budget | None = module.__dict__.get(_BUDGET)
     if budget is None or not _applies():
         return nullcontext()
@@ -204,13 +206,16 @@ def _rematerializer_of(module: Any, call: Any, args: Any, kwargs: Any) -> Abstra
         _warn_that_it_steps_aside()
         return nullcontext()
 
-    def rematerializer(budget: Budget, **options: Any) -> Rematerializer:
-        own = chain(module.parameters(), module.buffers())  # not iterated over unless that is necessary
-        return Rematerializer(budget, parameters=own, signature=signature, **options)
-
-    if budget.has_limit:
-        plan(budget, module, rematerializer, call, args, kwargs)
-    return rematerializer(budget)
+    own = chain(module.parameters(), module.buffers())  # not iterated over unless that is necessary
+    if not budget.has_limit:
+        return Rematerializer(budget, parameters=own, signature=signature)
+    tensors, inputs = list(own), tensors_of((args, kwargs))
+    return Rematerializer(
+        budget,
+        parameters=tensors,
+        existing=inputs,
+        signature=(signature or _shapes_in(args, kwargs), _state_of(tensors)),
+    )
 
 
 def _signature_of(module: nn.Module, args: Any, kwargs: Any) -> tuple[Any, ...] | None:
@@ -227,6 +232,21 @@ def _signature_of(module: nn.Module, args: Any, kwargs: Any) -> tuple[Any, ...] 
         else:
             return None
     return module.training, *inputs
+
+
+def _shapes_in(args: Any, kwargs: Any) -> tuple[Any, ...]:
+    """Return the shapes of all tensors in the inputs of a call, also in objects; of nested tensors the sizes."""
+    tensors = tensors_in((args, kwargs))
+    return tuple((each.numel() if each.is_nested else each.shape, each.dtype) for each in tensors)
+
+
+def _state_of(own: Sequence[Tensor]) -> tuple[Any, ...]:
+    """Return what else decides what a call saves: which parameters are trained and have gradients, and autocast."""
+    trained = tuple(each.requires_grad for each in own)
+    accumulates = any(each.grad is not None for each in own)
+    device = own[0].device.type if own else "cpu"
+    has_autocast = torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
+    return trained, accumulates, has_autocast and torch.get_autocast_dtype(device)
 
 
 def _applies() -> bool:

@@ -35,7 +35,8 @@ from zoo.torch_internals.data import (
 )
 from zoo.torch_internals.dispatch import TorchDispatchMode, is_profiling
 
-END_OF_FORWARD = "zoo: end of forward"
+END_OF_FORWARD = "end of forward"
+MARK = "zoo mark: "
 GRADIENT = "zoo: gradient of bytes "
 
 
@@ -79,7 +80,7 @@ def measure_memory(forward: Callable[[], Tensor], parameters: Iterable[Tensor], 
     return _memory_of_step(AllocatorLog(parameters[0].device), forward, parameters)
 
 
-def count_memory(forward: Callable[[], Tensor], parameters: Iterable[Tensor]) -> Memory:
+def count_memory(forward: Callable[[], Tensor], parameters: Iterable[Tensor], *, warmup: int = 0) -> Memory:
     """Run a training step and return the bytes of the storages that its operations create.
 
     With parameters and images on the meta device this takes neither memory nor time.
@@ -87,13 +88,17 @@ def count_memory(forward: Callable[[], Tensor], parameters: Iterable[Tensor]) ->
     Args:
     - `forward`: computes the loss, a scalar, of images that exist already.
     - `parameters`: parameters of the network; their gradients are None afterwards.
+    - `warmup`: number of steps that run before the counted one: 1 for lean training within a fraction.
     """
+    parameters = list(parameters)
 
     def forward_with_attention() -> Tensor:
         with meta_attention():
             return forward()
 
-    return _memory_of_step(StorageLog(), forward_with_attention, list(parameters))
+    for _ in range(warmup):
+        forward_with_attention().backward()
+    return _memory_of_step(StorageLog(), forward_with_attention, parameters)
 
 
 def _memory_of_step(
@@ -103,11 +108,11 @@ def _memory_of_step(
     gc.collect()  # nothing older may be freed during the step
     with log:
         loss = forward()
-        log.mark_end_of_forward()
+        log.mark(END_OF_FORWARD)
         with watched(parameters):
             loss.backward()
     addresses = log.addresses(each.grad.untyped_storage() for each in parameters if each.grad is not None)
-    memory = summarize(log.changes, log.end_of_forward, addresses)
+    memory = summarize(log.changes, log.marks[0][1], addresses)
     clear_gradients(parameters)
     return memory
 
@@ -129,7 +134,7 @@ class StorageLog(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()
         self.changes: list[Change] = []
-        self.end_of_forward = 0  # how many of them belong to the forward pass
+        self.marks: list[tuple[str, int]] = []  # with how many changes were before
         self._known: dict[int, weakref.ref[torch.UntypedStorage]] = {}
 
     def __torch_dispatch__(
@@ -145,9 +150,13 @@ class StorageLog(TorchDispatchMode):
                 self.changes.append(Change(storage_id(storage), storage.nbytes()))
         return result
 
-    def mark_end_of_forward(self) -> None:
-        """Count everything logged from now on as part of the backward pass."""
-        self.end_of_forward = len(self.changes)
+    def mark(self, name: str) -> None:
+        """Mark the present moment."""
+        self.marks.append((name, len(self.changes)))
+
+    def totals(self) -> list[int]:
+        """Return the bytes that are alive before the first change and after each."""
+        return list(totals_of(self.changes))
 
     def addresses(self, gradients: Iterable[torch.UntypedStorage]) -> set[int]:
         """Return the addresses in the log of gradients."""
@@ -199,6 +208,9 @@ def totals_of(changes: Sequence[Change], left_out: Collection[int] = ()) -> Iter
         yield total
 
 
+other_logs: list[Callable[[], object]] = []  #: functions that end the logs of others, which would be in the way
+
+
 class AllocatorLog:
     """While active, logs in ``changes`` what the memory allocator of a device allocates and frees, in order.
 
@@ -213,9 +225,11 @@ class AllocatorLog:
         self._is_cuda = device.type == "cuda"
         self._gradients: set[int] = set()
         self.changes: list[Change] = []
-        self.end_of_forward = 0  # how many of them belong to the forward pass
+        self.marks: list[tuple[str, int]] = []  # with how many changes were before
 
     def __enter__(self) -> AllocatorLog:
+        for end in other_logs:
+            end()
         if self._is_cuda:
             record_cuda_history("all")
         elif is_profiling():
@@ -228,12 +242,16 @@ class AllocatorLog:
             start_allocation_log()
         return self
 
-    def mark_end_of_forward(self) -> None:
-        """Count everything logged from now on as part of the backward pass."""
+    def mark(self, name: str) -> None:
+        """Mark the present moment."""
         if self._is_cuda:
-            self.end_of_forward = len(self._history())
+            self.marks.append((name, len(self._history())))
         else:
-            _mark(END_OF_FORWARD)
+            _mark(f"{MARK}{name}")
+
+    def totals(self) -> list[int]:
+        """Return the bytes that are alive before the first change and after each."""
+        return list(totals_of(self.changes))
 
     def __exit__(self, *error: Any) -> None:
         if self._is_cuda:
@@ -257,8 +275,8 @@ class AllocatorLog:
     def _read(self, events: Iterable[tuple[str, int]]) -> None:
         live: defaultdict[int, list[int]] = defaultdict(list)  # size -> invented addresses
         for name, size in events:
-            if name == END_OF_FORWARD:
-                self.end_of_forward = len(self.changes)
+            if name.startswith(MARK):
+                self.marks.append((name.removeprefix(MARK), len(self.changes)))
             elif name.startswith(GRADIENT):
                 blocks = live[int(name.removeprefix(GRADIENT))]
                 if blocks:

@@ -9,7 +9,7 @@ import threading
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -57,8 +57,8 @@ class TrackedTensor:
     """
 
     __slots__ = (
-        "__weakref__", "_saved", "clock", "depth", "dtype", "index", "is_copied", "live", "memory", "readers", "recipe",
-        "recipes", "starts", "store", "stride", "through", "version", "waiting",
+        "__weakref__", "_saved", "clock", "depth", "dtype", "index", "is_copied", "live", "memory", "number", "readers",
+        "recipe", "recipes", "starts", "store", "stride", "through", "version", "waiting",
     )  # fmt: skip
 
     def __init__(
@@ -70,6 +70,7 @@ class TrackedTensor:
         self.memory = weakref.ref(tensor.untyped_storage())
         self.stride, self.dtype = tensor.stride(), tensor.dtype
         self._saved: Callable[[], SavedTensor | None] = _nothing
+        self.number = -1  # of the tensor in a recorded forward pass
         self.readers = 0  # number of handles that autograd holds
         self.waiting = 0  # number of handles that this backward pass has not unpacked yet
         self.depth = 0  # length of the longest chain of recomputed saved tensors that it depends on
@@ -179,10 +180,11 @@ class Store:
 
     Args:
     - `flags`: the settings of forward that the bits of operations depend on (`kernel_flags`).
+    - `has_capacity`: False if a plan says when tensors are evicted.
     """
 
-    def __init__(self, flags: tuple[Any, ...]) -> None:
-        self.flags = flags
+    def __init__(self, flags: tuple[Any, ...], has_capacity: bool) -> None:
+        self.flags, self._has_capacity = flags, has_capacity
         self._tensors: OrderedDict[TrackedTensor, tuple[Tensor, int]] = OrderedDict()  # with its version
         self._largest = self._total = 0
         self._lock = threading.RLock()  # autograd has one thread per device
@@ -204,7 +206,7 @@ class Store:
             self._tensors[value] = tensor, tensor._version
             self._total += tensor.nbytes
             self._largest = max(self._largest, tensor.nbytes)
-            while self._total > MAX_STORED * self._largest:
+            while self._has_capacity and self._total > MAX_STORED * self._largest:
                 self.drop(next(iter(self._tensors)))
 
     def drop(self, value: TrackedTensor) -> None:
@@ -216,10 +218,19 @@ class Store:
 
 
 class SavedHandle:
-    """The object that autograd holds in place of a tensor that backward recomputes."""
+    """The object that autograd holds in place of a tensor that backward recomputes.
 
-    def __init__(self, value: TrackedTensor) -> None:
-        self.value = value
+    Args:
+    - `value`: the tensor.
+    - `schedule`: frees what a plan recomputes; None without a plan.
+    - `position`: index among the tensors that autograd saved in the pass.
+    - `observer`: the observer of the pass, which lives as long as a handle.
+    """
+
+    def __init__(
+        self, value: TrackedTensor, schedule: Schedule | None = None, position: int = 0, observer: object = None
+    ) -> None:
+        self.value, self._schedule, self._position, self._observer = value, schedule, position, observer
         self._saved = value.saved  # holds it
         value.readers += 1
         value.waiting += 1
@@ -236,10 +247,11 @@ class SavedHandle:
             with torch.no_grad():
                 return self.unpack()
         value = self.value
+        if self._schedule is not None:
+            return self._schedule.read(self._position, value)
         tensor = value.available()
         if tensor is None:
-            with skip_autograd_and_autocast():
-                tensor = compute(value)
+            tensor = recomputed(value, lambda each: each.is_worth_storing and each is not value)
         if value.kept is not None:
             return tensor
         value.waiting -= 1
@@ -275,10 +287,23 @@ def unmodified(tensor: Tensor, version: int) -> Tensor:
     return tensor
 
 
-def compute(target: TrackedTensor) -> Tensor:
+class Schedule(Protocol):
+    """When backward recomputes tensors, and when it frees them."""
+
+    def read(self, position: int, value: TrackedTensor) -> Tensor:
+        """Return the tensor that autograd saved at a position of the pass."""
+
+
+def recomputed(target: TrackedTensor, keeps: Callable[[TrackedTensor], bool]) -> Tensor:
+    """Return a tensor, recomputed as forward computed it; see `compute`."""
+    with skip_autograd_and_autocast():
+        return compute(target, keeps)
+
+
+def compute(target: TrackedTensor, keeps: Callable[[TrackedTensor], bool]) -> Tensor:
     """Recompute a tensor that is neither saved nor stored.
 
-    Intermediates that backward will need again are stored; the others are freed after their last use. Raises
+    The tensors that ``keeps`` returns True for are stored; the others are freed after their last use. Raises
     RecipeError if an input of the recipe was overwritten or freed.
     """
     assert target.recipe is not None, "tensors without a recipe are saved"
@@ -305,11 +330,11 @@ def compute(target: TrackedTensor) -> Tensor:
             del tensors[first]  # overwritten
         outputs = call_with_flags(value.store.flags, operation, *args, **recipe.kwargs)
         if isinstance(outputs, Tensor):
-            _take(value, outputs, target, tensors, fresh, recipe)
+            _take(value, outputs, keeps, tensors, fresh, recipe)
         else:
             for other in (reference() for reference in recipe.outputs):
                 if other is not None and (other in uses or other.readers > 0):
-                    _take(other, outputs[other.index], target, tensors, fresh, recipe)
+                    _take(other, outputs[other.index], keeps, tensors, fresh, recipe)
         for source in recipe.sources():
             uses[source] -= 1
             if uses[source] == 0:
@@ -348,7 +373,7 @@ def _order(
 def _take(
     value: TrackedTensor,
     tensor: Tensor,
-    target: TrackedTensor,
+    keeps: Callable[[TrackedTensor], bool],
     tensors: dict[TrackedTensor, Tensor],
     fresh: set[TrackedTensor],
     recipe: Recipe,
@@ -362,7 +387,7 @@ def _take(
     sharing = [source for source in recipe.sources() if source in tensors and is_alias_of(tensor, tensors[source])]
     fresh.difference_update(sharing)
     tensors[value] = tensor
-    if value.is_worth_storing and value is not target:
+    if keeps(value):
         value.store.put(value, tensor)
     elif not sharing:
         fresh.add(value)

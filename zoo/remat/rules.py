@@ -197,12 +197,12 @@ FASTER = {
 RULES = _rules() | {aten.max_pool2d_with_indices.default: Rule(max_pool_with_indices, is_view=False, overwrites=False)}
 
 ENLARGES = {operation for name in ENLARGING for operation in _overloads(name)}
-TIE_BREAK = 1e-6  # relative difference in price that orders operations of equal price
 CONCATENATE = aten.cat.default
+(UNSAFE_VIEW,) = (each for each in _overloads("_unsafe_view") if not schema_of(each).is_mutable)
 ADD, RELU, HARDSWISH = aten.add.Tensor, aten.relu.default, aten.hardswish.default
 CONVOLUTION = aten.convolution.default
 #: Matrix products -> the position of the operand whose last dimension is contracted.
-PRODUCTS = {aten.addmm.default: 1, aten.mm.default: 0, aten.bmm.default: 0, aten.linear.default: 0}
+CONTRACTIONS = {aten.addmm.default: 1, aten.mm.default: 0, aten.bmm.default: 0, aten.linear.default: 0}
 
 
 #: Kernels of scaled dot product attention of (query, key, value, ...) -> the position of their dropout probability.
@@ -241,8 +241,8 @@ def call_in_mode(operation: Operation, *args: Any, **kwargs: Any) -> Any:
         return operation(*args, **kwargs)
 
 
-#: Operations that `flops_of` counts.
-PRICED = {CONVOLUTION, *PRODUCTS, *ATTENTIONS}
+#: Convolutions, matrix products and attention, which `flops_of` counts.
+PRODUCTS = {CONVOLUTION, *CONTRACTIONS, *ATTENTIONS}
 
 
 def flops_of(operation: Operation, args: tuple[Any, ...], out: Any) -> float | None:
@@ -256,8 +256,8 @@ def flops_of(operation: Operation, args: tuple[Any, ...], out: Any) -> float | N
     if operation is CONVOLUTION:
         x, weight, is_transposed = args[0], args[1], args[6]
         return 2.0 * (x if is_transposed else out).numel() * weight[0].numel()
-    if operation in PRODUCTS:
-        return 2.0 * out.numel() * args[PRODUCTS[operation]].shape[-1]
+    if operation in CONTRACTIONS:
+        return 2.0 * out.numel() * args[CONTRACTIONS[operation]].shape[-1]
     if operation in ATTENTIONS and not any(args[ATTENTIONS[operation] :][:1]):
         query, key = args[:2]
         return 2.0 * query.numel() * key.shape[-2] + 2.0 * out.numel() * key.shape[-2]
@@ -272,17 +272,9 @@ def is_low_rank(operation: Operation, args: Sequence[Any]) -> bool:
     """
     if operation not in LINEAR:
         return False
-    position = PRODUCTS[operation]
+    position = CONTRACTIONS[operation]
     rank, width = args[position].shape[-1], args[position + 1].shape[-1]
     return bool(rank <= LOW_RANK and width >= LOW_RANK_RATIO * rank)
-
-
-def break_tie(price: float, position: int) -> float:
-    """Return a price slightly changed by the position among all priced operations.
-
-    Of operations of equal price the earlier one costs less, so that a limit may lie between them.
-    """
-    return price * (1 - TIE_BREAK + TIE_BREAK**2 * position)
 
 
 def first_tensor(out: Any) -> Any:

@@ -1,25 +1,29 @@
-"""A training step without side effects, which `zoo.check`, `zoo.memory_report` and planning run before training.
+"""Training steps on copies of a network, which `zoo.check` and `zoo.memory_report` run.
 
-Tested by tests/remat/test_trial.py and tests/remat/test_planning.py.
+Tested by tests/remat/test_trial.py.
 """
 
 from __future__ import annotations
 
+import copy
+import gc
 import random
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.nn.parameter import is_lazy
 
-from zoo.errors import ConfigError
-from zoo.ops.context import restored_buffers
-from zoo.remat.effects import PythonState
-from zoo.torch_internals.data import is_same_view, tensors_of
+from zoo.errors import ConfigError, join_names, truncate
+from zoo.remat.budget import Budget
+from zoo.remat.eager.rematerializer import Rematerializer
+from zoo.remat.limit import Measurement
+from zoo.remat.memory_use import StorageLog
+from zoo.remat.plan import Planner
+from zoo.torch_internals.data import tensors_of, tree_map
 
 
 class NoGradientsError(ConfigError):
@@ -74,28 +78,101 @@ def device_of(module: nn.Module) -> torch.device:
     return next((each.device for each in module.parameters()), torch.device("cpu"))
 
 
-@contextmanager
-def unchanged(module: nn.Module) -> Iterator[None]:
-    """Return a context that restores on exit what forward and backward may change, except the values of parameters.
+def copy_network(model: nn.Module, place: str) -> nn.Module:
+    """Return a copy of a network for training steps, with gradients of 0 where the network has any.
 
-    It restores buffers, the memory and the gradients of parameters, random number generators, and the state that
-    `PythonState` finds in attributes and hooks. The generators are the global ones of torch, numpy and Python's
-    `random`, and all that attributes refer to. Attributes of lazy modules are not restored, because their first call
-    creates parameters.
+    Raises ConfigError, with the ``place``, for a network that cannot be copied.
     """
-    parameters = [(each, each.detach(), each.grad) for each in module.parameters() if not is_lazy(each)]
-    devices = {each.device for each in module.parameters() if each.device.type == "cuda"}
+    results = [
+        f"{name}.{key}".lstrip(".")
+        for name, module in model.named_modules()
+        for key, value in vars(module).items()
+        if any(each.grad_fn is not None for each in tensors_of(value))
+    ]
+    if results:  # autograd has no copies of them
+        what = f"the network cannot be copied, because it keeps the results of operations in {join_names(results)}"
+        raise ConfigError(what, place, "detach them, and use torch.nn.utils.parametrizations for weight norm")
+    try:
+        copied = copy.deepcopy(model)
+    except Exception as error:
+        raise ConfigError(f"the network cannot be copied: {truncate(error)}", place, "support copy.deepcopy") from error
+    for mine, original in zip(copied.parameters(), model.parameters(), strict=True):
+        if original.grad is not None:
+            mine.grad = torch.zeros_like(original.grad)
+    return copied
+
+
+@contextmanager
+def restored_generators(model: nn.Module) -> Iterator[None]:
+    """Return a context that restores the random generators of torch, numpy and Python on exit."""
+    devices = {each.device for each in model.parameters() if each.device.type == "cuda"}
     states = random.getstate(), np.random.get_state()
-    with torch.random.fork_rng(devices=list(devices)), restored_buffers(module):
-        state = None if any(map(is_lazy, (*module.parameters(), *module.buffers()))) else PythonState(module)
+    with torch.random.fork_rng(devices=list(devices)):
         try:
             yield
         finally:
             random.setstate(states[0])
             np.random.set_state(states[1])
-            if state is not None:
-                state.restore()
-            for parameter, memory, gradient in parameters:
-                parameter.grad = gradient
-                if not is_same_view(parameter, memory):
-                    parameter.data = memory
+
+
+def own_of(model: nn.Module) -> list[Tensor]:
+    """Return the parameters and buffers of a network."""
+    return [*model.parameters(), *model.buffers()]
+
+
+def planner_of(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Planner | None:
+    """Return the plans for a forward pass, which runs; None if nothing can be recomputed."""
+    budget = Budget(share=0.0)
+    with Rematerializer(budget, parameters=own_of(model), existing=tensors_of((args, kwargs))):
+        model(*args, **kwargs)
+    planner: Planner | None = budget.limiter.planner(None)
+    return planner
+
+
+MAX_STEPS = 4  # until a budget has its final plan
+
+
+def within_budget(
+    model: nn.Module, budget: Budget, args: tuple[Any, ...], kwargs: dict[str, Any], **options: Any
+) -> Rematerializer:
+    """Return a rematerializer whose next pass of these inputs follows the final plan for a budget; trains the model.
+
+    Args:
+    - `options`: of the rematerializer.
+
+    Raises ConfigError if no step is within a limit in bytes.
+    """
+    rematerializer = Rematerializer(budget, parameters=own_of(model), existing=tensors_of((args, kwargs)), **options)
+    if budget.has_limit:
+        peak_of_step(model, rematerializer, args, kwargs)  # recorded
+    if budget.peak_bytes is not None:
+        for _ in range(MAX_STEPS):
+            peak_of_step(model, rematerializer, args, kwargs)
+            if not Measurement.finish():
+                break
+    return rematerializer
+
+
+def peak_of_step(
+    model: nn.Module,
+    context: AbstractContextManager[Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    log: StorageLog | None = None,
+) -> int:
+    """Run a training step, with forward in ``context``, and return the most bytes beyond those that existed before.
+
+    Inputs are copied, as forward may overwrite them. The network has the gradients that it had before, whose values may
+    change.
+    """
+    args, kwargs = tree_map(clone, tree_map(as_leaf, (args, kwargs)))
+    gradients = [(parameter, parameter.grad) for parameter in model.parameters()]
+    log = log or StorageLog()
+    gc.collect()
+    with log:
+        with context:
+            output = model(*args, **kwargs)
+        default_loss(output).backward()
+    for parameter, gradient in gradients:
+        parameter.grad = gradient
+    return max(log.totals())

@@ -163,5 +163,5 @@ def test_shapes_may_be_dynamic() -> None:
 
 
 def test_limit_in_bytes_raises_with_remedy() -> None:
-    with pytest.raises(ConfigError, match=r'use zoo\.lean\(model, "8GB"\) or .*pass a cost limit'):
+    with pytest.raises(ConfigError, match=r"budget '8GB' limits the peak .*; pass a fraction"):
         inductor_options("8GB")

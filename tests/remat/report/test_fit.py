@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -42,7 +43,7 @@ def test_lean_training_fits_where_plain_training_does_not(device: str) -> None:
 
 
 def test_report_with_budget_is_about_training_within_it() -> None:
-    without, within = report_of(32), report_of(32, budget=0.2)
+    without, within = report_of(32), report_of(32, budget=0.4)
     between = round((without.peak + within.peak) / 2)
     assert within.fits(between)
     assert not without.fits(between)
@@ -65,7 +66,7 @@ def test_state_of_optimizer_counts_once() -> None:
     assert before.largest_batch(limit, optimizer_states=80) == 4 < before.largest_batch(limit)
 
 
-@pytest.mark.parametrize("options", [{}, {"budget": 0.3}, {"budget": "100 FLOP/B"}, {"plain": True}], ids=str)
+@pytest.mark.parametrize("options", [{}, {"budget": 0.4}, {"budget": 0.7}, {"plain": True}], ids=str)
 def test_largest_batch_fits_and_the_next_does_not(options: dict[str, Any]) -> None:
     budget = {key: value for key, value in options.items() if key == "budget"}
     asked = {key: value for key, value in options.items() if key == "plain"}
@@ -89,6 +90,34 @@ def test_network_is_counted_on_meta_device() -> None:
     assert found == report_of(2).largest_batch("50MB")
     assert all(map(torch.equal, before, (*model.parameters(), *model.buffers())))
     assert not any(each.is_meta for each in model.parameters())
+
+
+class Tagger(nn.Module):
+    """Labels each word of a sentence."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.head = nn.Embedding(100, 16), nn.Linear(64, 8)
+        self.encode = nn.GRU(16, 32, bidirectional=True, batch_first=True)
+
+    def forward(self, words: Tensor) -> Tensor:
+        return self.head(self.encode(self.embed(words))[0])
+
+
+RECURRENT: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
+    "LSTM": (lambda: nn.LSTM(16, 32, batch_first=True), (4, 10, 16)),
+    "GRU": (Tagger, (4, 10)),
+    "RNN": (lambda: nn.Sequential(nn.Linear(16, 16), nn.RNN(16, 32, num_layers=2)), (10, 4, 16)),
+}
+
+
+@pytest.mark.parametrize("kind", RECURRENT)
+def test_largest_batch_of_recurrent_network_raises(kind: str) -> None:
+    build, shape = RECURRENT[kind]
+    report = zoo.memory_report(build(), torch.zeros(shape, dtype=torch.long if kind == "GRU" else torch.float))
+    assert report.fits("1GB")
+    with pytest.raises(ConfigError, match=rf"fused kernels of {kind}; make a report of each batch"):
+        report.largest_batch("1GB")
 
 
 def test_each_input_of_length_of_batch_grows_with_it() -> None:
@@ -118,7 +147,7 @@ def test_one_sample_may_be_the_largest_batch() -> None:
     assert zoo.memory_report(model, x).largest_batch("20KB") == 0
 
 
-@pytest.mark.parametrize("memory", ["24", 24, 0.5, "much", None, "40 FLOP/B", "50%"])
+@pytest.mark.parametrize("memory", ["24", 24, 0.5, "much", None, "50%"])
 def test_invalid_amount_of_memory_raises(memory: Any) -> None:
     report = zoo.memory_report(nn.Linear(8, 8), torch.randn(2, 8))
     for ask in (report.fits, report.largest_batch):

@@ -164,14 +164,17 @@ def normed() -> list[nn.Module]:
     ]
 
 
+@pytest.mark.filterwarnings("ignore::zoo.remat.limit.BelowFloor")
 @pytest.mark.parametrize("budget", [None, 0.5])
 @pytest.mark.parametrize("name", VIEWING)
-def test_bytes_are_those_that_allocator_holds(name: str, budget: float | str | None) -> None:
+def test_bytes_are_those_that_allocator_holds(name: str, budget: float | None) -> None:
     torch.manual_seed(0)
     model, x = VIEWING[name](), torch.randn(8, 64, 64)
     report = zoo.memory_report(model, x, budget=budget)
     measured = [zoo.measure_memory(lambda: model(x), model.parameters()).held]
     lean(model, budget)
+    model(x).backward()  # later steps follow the plan for the budget
+    model.zero_grad()
     measured.append(zoo.measure_memory(lambda: model(x), model.parameters()).held)
     assert [report.plain, report.lean] == pytest.approx(measured, rel=0.02, abs=0.002 * report.plain)
 
@@ -211,7 +214,7 @@ def test_printed_report_is_short_and_names_the_largest_holders() -> None:
     assert all(text in table[2] for text in (most.name[-20:], *(f" {cell} " for cell in cells)))
     assert "aten.logcumsumexp 0.52 (not an operation that can be recomputed)" in report.table()
     peaks = {"lean": report.peak, "checkpoints": report.with_checkpoints}
-    peaks[f'budget "{report.with_budget.budget}"'] = report.with_budget.peak
+    peaks[f"budget {report.with_budget.budget}"] = report.with_budget.peak
     texts = [f"{name} {peak / 1e6:.3g} MB ({100 * peak / report.plain_peak:.0f} %)" for name, peak in peaks.items()]
     assert lines[1] == f"peak of a training step: plain {report.plain_peak / 1e6:.3g} MB, {', '.join(texts)}"
     assert "table()" in lines[-1]
@@ -226,7 +229,7 @@ def test_report_measures_helpful_budget() -> None:
     assert held < report.lean
     within = zoo.memory_report(model, torch.randn(2, 8, 64, 64), budget=budget)
     assert (held, peak) == (within.lean, within.peak)
-    assert f'budget "{budget}"' in str(report)
+    assert f"budget {budget} {peak / 1e6:.3g} MB" in str(report)
     assert within.with_budget is None
 
 

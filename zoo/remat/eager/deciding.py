@@ -5,21 +5,25 @@ Tested by tests/remat/test_rematerializer.py.
 
 from __future__ import annotations
 
+import sys
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator
 from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from zoo.remat.budget import INPUT, INTERMEDIATE, RECOMPUTED, Decision
 from zoo.remat.eager.tracking import KeptMemory, Tracker, copy_of, is_parameter, is_trackable
+from zoo.remat.follow import Follower
 from zoo.remat.recipes import Recipe, SavedHandle, SavedTensor, TrackedTensor, detached
-from zoo.remat.rules import CONCATENATE, Operation, rule_of
+from zoo.remat.rules import CONCATENATE, PRODUCTS, Operation, rule_of
 from zoo.torch_internals.data import memory_id, storage_id
 
+RECOMPUTED = "recomputed in backward"  # the reason to save a recipe
+INPUT = "input of a recipe"  # the reason to save a tensor that autograd itself does not need
 NOT_RECOMPUTABLE = "not an operation that can be recomputed"  # a reason to save a tensor
 WITH_BUDGET = "recomputed only if the budget allows it"  # another
 SMALL = "small"  # another
+WITHIN_BUDGET = "the budget has room for it"  # another
 NOT_SMALLER = "the inputs of its recipe are not smaller"  # another
 FREED = "an input of its recipe was freed"  # another
 TOO_LONG = "its recipe would be too long"  # another
@@ -59,6 +63,31 @@ class Tie(NamedTuple):
     position: int
 
 
+class Decision(NamedTuple):
+    """The decision about a tensor that autograd saves, or that is an input of a recipe.
+
+    Args:
+    - `made_by`: name of the operation that computed it, such as "aten.convolution"; "" if it existed before forward.
+    - `bytes`: size of its memory; 0 if it stays alive anyway, like the memory of a parameter.
+    - `plain_bytes`: bytes that plain training holds for it; 0 if another decision has counted its memory.
+    - `is_kept`: whether the tensor is saved, rather than its recipe.
+    - `reason`: the reason for the decision.
+    - `place`: name of the module that was running.
+    """
+
+    made_by: str
+    bytes: int
+    plain_bytes: int
+    is_kept: bool
+    reason: str
+    place: str
+
+    @property
+    def lean_bytes(self) -> int:
+        """Bytes held in lean training."""
+        return self.bytes if self.is_kept else 0
+
+
 class DecisionLog:
     """The decisions of a forward pass, and the operations that computed its tensors.
 
@@ -74,40 +103,17 @@ class DecisionLog:
         self._existing = {memory_id(each) for each in existing if is_trackable(each)}
         self._plain = KeptMemory(tuple)  # the memory that plain training saves, as far as it was counted
         self._place = place
-        self._makers: dict[int, tuple[weakref.ref[Tensor], str, float | None]] = {}
-        self._products: dict[TrackedTensor, Decision] = {}
-        # id of the weak reference to the output of a product -> this reference, FLOP per byte of output
-        self._prices: dict[int, tuple[Any, float]] = {}
+        self._makers: dict[int, tuple[weakref.ref[Tensor], str, bool]] = {}
 
-    def note_product(self, value: TrackedTensor, tensor: Tensor) -> None:
-        """Record that the output of a convolution or a matrix product can be recomputed."""
-        self._products[value] = self._decision(tensor, tensor.nbytes, 0, False, INTERMEDIATE)
-
-    def note_intermediates(self, values: Sequence[TrackedTensor]) -> None:
-        """Record the products that are recomputed for other tensors."""
-        self.decisions += [self._products.pop(each) for each in values if each in self._products]
-
-    def note(self, operation: Operation, args: tuple[Any, ...], out: Any, price: float | None = None) -> None:
-        """Record the outputs of an operation, which costs ``price`` FLOP per byte of output."""
+    def note(self, operation: Operation, args: tuple[Any, ...], out: Any) -> None:
+        """Record the outputs of an operation."""
         for each in out if isinstance(out, (tuple, list)) else (out,):
             if isinstance(each, Tensor):
-                maker, price_of_base = str(operation).rpartition(".")[0], price
+                maker, is_product = str(operation).rpartition(".")[0], operation in PRODUCTS
                 rule = rule_of(operation)
-                if rule is not None and rule.is_view:  # costs what its base costs
-                    maker, price_of_base = self._maker_of(args[0])
-                reference = weakref.ref(each)
-                self._makers[id(each)] = reference, maker, price_of_base
-                if price_of_base is not None:
-                    self._prices[id(reference)] = reference, price_of_base
-
-    def price_of_freed(self, value: TrackedTensor) -> float | None:
-        """Return the highest price of the products that a recipe would start from if they were not freed.
-
-        None if something else was freed.
-        """
-        freed = [source for source in _starts_of(value) if source.live() is None]
-        prices = [self._prices.get(id(source.live), (None, None))[1] for source in freed]
-        return None if None in prices else max(each for each in prices if each is not None)
+                if rule is not None and rule.is_view:
+                    maker, is_product = self._maker_of(args[0])
+                self._makers[id(each)] = weakref.ref(each), maker, is_product
 
     def note_saved_again(self, tensor: Tensor) -> None:
         """Record that autograd saves a tensor about which a decision was made before.
@@ -117,12 +123,10 @@ class DecisionLog:
         if plain_bytes := self._count(tensor):
             self.decisions.append(self._decision(tensor, 0, plain_bytes, False, SHARED))
 
-    def decision(
-        self, tensor: Tensor, new_bytes: int, is_kept: bool, reason: str, price_of_freed: float | None = None
-    ) -> Decision:
+    def decision(self, tensor: Tensor, new_bytes: int, is_kept: bool, reason: str) -> Decision:
         """Return a decision about a tensor, which takes ``new_bytes`` if it is saved."""
         plain_bytes = 0 if reason is INPUT else self._count(tensor)
-        return self._decision(tensor, new_bytes, plain_bytes, is_kept, reason, price_of_freed)
+        return self._decision(tensor, new_bytes, plain_bytes, is_kept, reason)
 
     def new_bytes_of(self, tensor: Tensor) -> int:
         """Return the bytes that saving a tensor takes, which are 0 if its memory is saved anyway."""
@@ -137,26 +141,16 @@ class DecisionLog:
         self._plain.keep(tensor)
         return tensor.untyped_storage().nbytes()
 
-    def _decision(
-        self,
-        tensor: Tensor,
-        new_bytes: int,
-        plain_bytes: int,
-        is_kept: bool,
-        reason: str,
-        price_of_freed: float | None = None,
-    ) -> Decision:
-        made_by, flops_per_byte = self._maker_of(tensor)
-        if reason == FREED and price_of_freed is not None:
-            flops_per_byte = max(price_of_freed, flops_per_byte or 0.0)
-        if reason in (NOT_RECOMPUTABLE, FREED) and flops_per_byte is not None:
+    def _decision(self, tensor: Tensor, new_bytes: int, plain_bytes: int, is_kept: bool, reason: str) -> Decision:
+        made_by, is_product = self._maker_of(tensor)
+        if reason in (NOT_RECOMPUTABLE, FREED) and is_product:
             reason = WITH_BUDGET
-        return Decision(made_by, new_bytes, plain_bytes, is_kept, reason, flops_per_byte, self._place())
+        return Decision(made_by, new_bytes, plain_bytes, is_kept, reason, self._place())
 
-    def _maker_of(self, tensor: Tensor) -> tuple[str, float | None]:
-        """Return the name of the operation, and FLOP per byte of output if it is one with a price."""
-        live, maker, price = self._makers.get(id(tensor), (None, "", None))
-        return (maker, price) if live is not None and live() is tensor else ("", None)
+    def _maker_of(self, tensor: Tensor) -> tuple[str, bool]:
+        """Return the name of the operation, and whether it is a convolution or a matrix product."""
+        live, maker, is_product = self._makers.get(id(tensor), (None, "", False))
+        return (maker, is_product) if live is not None and live() is tensor else ("", False)
 
 
 class Decider:
@@ -190,6 +184,7 @@ class Decider:
             return tensor, tensor._version  # itself: backward may read its attributes
         if (  # the most frequent case, which the rest would decide in the same way
             self._log is None
+            and self._tracker.observer is None
             and type(tensor) is Tensor
             and id(tensor) not in self._tracker.known
             and not self._tracker.is_large(tensor)
@@ -201,8 +196,11 @@ class Decider:
                 return tensor if tensor.is_leaf else tensor.detach(), tensor._version
             if tensor.is_leaf:
                 self.decide(tensor, NOT_RECOMPUTABLE, is_kept=True)
+                if self._tracker.observer is not None:
+                    self._tracker.observer.note_pack(self._tracker.note(tensor, None, 0, tensor._version))
                 return tensor, tensor._version
             value = self._tracker.note(tensor, None, 0, tensor._version)
+        position = 0 if self._tracker.observer is None else self._tracker.observer.note_pack(value)
         saved = value.saved
         if value.readers > 0 or saved is not None:
             if self._log is not None:
@@ -214,8 +212,7 @@ class Decider:
             if reason is None:
                 self.decide(tensor, RECOMPUTED)
             else:
-                price = self._log.price_of_freed(value) if reason is FREED and self._log is not None else None
-                self.decide(tensor, reason, is_kept=True, price_of_freed=price)
+                self.decide(tensor, reason, is_kept=True)
                 tie = self._tie_of(value, tensor) if reason is NOT_SMALLER else None
                 saved = value.saved or value.keep(tensor)  # deciding on others may have saved it
                 if tie is not None:
@@ -225,15 +222,23 @@ class Decider:
                     self._start_from(value, tensor)
         # A copy of the tensor has the same contents in other memory.
         is_final = saved is not None and saved.tensor is not None and memory_id(saved.tensor) not in self._ties
-        return saved if is_final else SavedHandle(value)
+        if self._plan is not None:
+            return SavedHandle(value, self._plan, position)
+        return saved if is_final else SavedHandle(value, observer=self._tracker.observer)
 
-    def decide(self, tensor: Tensor, reason: str, is_kept: bool = False, price_of_freed: float | None = None) -> None:
+    @property
+    def _plan(self) -> Follower | None:
+        """The follower of a plan; None without a plan, or once the pass has left it."""
+        observer = self._tracker.observer
+        return observer if isinstance(observer, Follower) and observer.is_following else None
+
+    def decide(self, tensor: Tensor, reason: str, is_kept: bool = False) -> None:
         """Record the decision whether to save the memory of a tensor."""
         if self._log is not None:
             new_bytes = self._log.new_bytes_of(tensor)
             if reason == NOT_RECOMPUTABLE and 0 < new_bytes < self._tracker.smallest_bytes:
                 reason = SMALL
-            self._log.decisions.append(self._log.decision(tensor, new_bytes, is_kept, reason, price_of_freed))
+            self._log.decisions.append(self._log.decision(tensor, new_bytes, is_kept, reason))
         if is_kept:
             address = memory_id(tensor)
             self._kept.keep(tensor)
@@ -254,8 +259,13 @@ class Decider:
             return SMALL
         if storage_id(storage) in self._kept:
             return SHARED
-        found = self._search(value, own_bytes, set())
-        if isinstance(found, str) and found is not TOO_LONG:
+        if self._plan is not None:
+            if value in self._plan:
+                return WITHIN_BUDGET
+            found = self._search(value, sys.maxsize, self._plan)
+        else:
+            found = self._search(value, own_bytes, set())
+        if isinstance(found, str) and found is not TOO_LONG and self._plan is None:
             stops = self._cheapest_starts(value)
             if stops:
                 found = self._search(value, own_bytes, stops)
@@ -312,12 +322,10 @@ class Decider:
 
     def _adopt(self, value: TrackedTensor, inputs: Inputs) -> None:
         """Save the recipe of a tensor, and the inputs of the recipe."""
-        if self._log is not None:
-            self._log.note_intermediates(inputs.through)
         starts = [self._start_from(source, start) for source, start in inputs.starts]
         value.adopt(inputs.depth, [*inputs.through, *inputs.recomputed], starts)
 
-    def _search(self, value: TrackedTensor, own_bytes: int, stops: set[TrackedTensor]) -> Inputs | str:
+    def _search(self, value: TrackedTensor, own_bytes: int, stops: Container[TrackedTensor]) -> Inputs | str:
         """Return what a recipe needs if its inputs take fewer than ``own_bytes``, and otherwise why it is not saved.
 
         Intermediates in ``stops`` are inputs.
@@ -340,7 +348,7 @@ class Decider:
                     depth = max(depth, source.depth + 1)
                     recomputed.append(source)
                 elif kept is None and source.recipe is not None and source not in stops:
-                    if len(through) == MAX_THROUGH:
+                    if len(through) == MAX_THROUGH and self._plan is None:
                         return TOO_LONG
                     through.append(source)
                     pending.append(source.recipe)
@@ -363,7 +371,7 @@ class Decider:
                             costs[storage_id(memory)] = memory.nbytes()
         if sum(costs.values()) > limit:
             return NOT_SMALLER
-        if depth > self._depth:
+        if depth > self._depth and self._plan is None:
             return f"it would be the end of a chain of {depth} recipes"
         return Inputs(through, starts, recomputed, depth)
 

@@ -17,8 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from zoo.remat.budget import INPUT, RECOMPUTED, Decision
-from zoo.remat.eager.deciding import Decider, DecisionLog
+from zoo.remat.eager.deciding import INPUT, RECOMPUTED, Decider, Decision, DecisionLog
 from zoo.remat.eager.tracking import Tracker, is_trackable
 from zoo.remat.recipes import SavedHandle, TrackedTensor, detached, unmodified, unpack
 from zoo.remat.rules import rectified_of, signs_of

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from zoo.remat.eager.deciding import Decider
 from zoo.remat.eager.tracking import Tracker
-from zoo.remat.recipes import Recipe
+from zoo.remat.recipes import Recipe, TrackedTensor
 from zoo.remat.rules import (
     ADD,
     BATCH_NORMS,
@@ -23,8 +23,9 @@ from zoo.remat.rules import (
     ENLARGES,
     FASTER,
     MASKS,
-    PRICED,
+    PRODUCTS,
     RELU,
+    UNSAFE_VIEW,
     Operation,
     Rule,
     apply_line,
@@ -73,11 +74,13 @@ class Recorder:
         recipe = _recipe_of(rule, values, kwargs, args)
         if rule.repeat in ENLARGES:
             recipe.parts = _smaller_inputs(args, out)
+        # autograd lets a view share the version counter of its base after this returns
+        base = args[0] if rule.is_view and rule.repeat is not UNSAFE_VIEW else None
         if isinstance(out, Tensor):
-            tracker.note(out, recipe, 0, out._version)
+            tracker.note(out, recipe, 0, out._version if base is None else base._version)
         else:
             notes = [
-                tracker.note(each, recipe, index, each._version)
+                tracker.note(each, recipe, index, each._version if base is None else base._version)
                 for index, each in enumerate(out)
                 if isinstance(each, Tensor)  # others are sizes
             ]
@@ -97,7 +100,7 @@ class Recorder:
         before = self._tracker.find(target)
         if (
             before is not None
-            and before.recipe is not None  # the inputs of a saved tensor may be gone
+            and _survives_write(before, target)
             and self._tracker.is_large(target)
             and not may_overlap(target)  # one element at several indices would be written several times
             and not _has_tensors(kwargs)
@@ -200,7 +203,7 @@ def traits_of(operation: Operation) -> Traits:
         record = Recorder.record_mask
     elif operation in BATCH_NORMS:
         record = Recorder.record_batch_norm
-    is_listed = rule is not None or record is not None or operation in PRICED
+    is_listed = rule is not None or record is not None or operation in PRODUCTS
     rule = rule or Rule(operation, is_view=False, overwrites=False)
     written, inside = written_arguments(operation), writes_inside(operation)
     traits = Traits(
@@ -233,6 +236,13 @@ def _without_keywords(
     args = (rule.repeat, names, *[kwargs[name] for name in names], *args)
     others = {name: arg for name, arg in kwargs.items() if name not in names}
     return Rule(call_with_keywords, rule.is_view, overwrites=False), args, others
+
+
+def _survives_write(value: TrackedTensor, target: Tensor) -> bool:
+    """Return whether backward can still obtain the contents of a tensor after a write into its memory."""
+    if value.kept is not None:
+        return memory_id(value.kept) != memory_id(target)
+    return value.recipe is not None  # the inputs of a saved tensor may be gone
 
 
 def _has_tensors(kwargs: dict[str, Any]) -> bool:

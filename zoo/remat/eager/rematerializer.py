@@ -8,17 +8,18 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from zoo.remat.budget import Budget, Decision
-from zoo.remat.eager.deciding import Decider, DecisionLog
+from zoo.remat.budget import Budget
+from zoo.remat.eager.deciding import Decider, Decision, DecisionLog
 from zoo.remat.eager.frozen import DeferredHandle, FrozenLayers
 from zoo.remat.eager.recording import Recorder, traits_of
 from zoo.remat.eager.tracking import KeptMemory, Tracker, is_parameter, is_trackable
+from zoo.remat.limit import Limiter, existing_bytes
 from zoo.remat.recipes import Recipe, SavedHandle, unpack
 from zoo.remat.rules import (
     CONVOLUTION,
@@ -27,8 +28,6 @@ from zoo.remat.rules import (
     RELU,
     Operation,
     aten,
-    break_tie,
-    first_tensor,
     flops_of,
     is_low_rank,
     unread_input,
@@ -68,7 +67,6 @@ class ForwardPass:
         place: Callable[[], str] | None,
         existing: Sequence[Tensor],
     ) -> None:
-        self.num_priced = 0
         self.kept = KeptMemory(parameters)
         self.tracker = Tracker(self.kept, smallest_bytes)
         self.decisions: DecisionLog | None = None
@@ -84,18 +82,14 @@ class ForwardPass:
         """Whether autograd saved a tensor that is large enough to recompute, or that a frozen layer reads."""
         return self.decider.has_large or self.frozen.is_seen
 
+    def is_constant(self, tensor: Tensor) -> bool:
+        """Return whether a tensor is a parameter or buffer that this pass has not overwritten."""
+        return self.kept.is_permanent(tensor) and not self.tracker.has_writes(tensor)
+
     def pack(self, tensor: Tensor) -> Any:
         """Return the object that autograd holds in place of a saved tensor."""
         handle = self.frozen.pack(tensor) if self.frozen.is_seen else None
         return self.decider.pack(tensor) if handle is None else handle
-
-    def price_of(self, operation: Operation, args: tuple[Any, ...], out: Any) -> float | None:
-        """Return FLOP per byte of output for a convolution or a matrix product, otherwise None."""
-        flops = flops_of(operation, args, out)
-        if flops is None:
-            return None
-        self.num_priced += 1
-        return break_tie(flops / first_tensor(out).nbytes, self.num_priced)
 
     def end(self) -> None:
         """Make all pending decisions and release all tensors that backward does not need."""
@@ -113,17 +107,16 @@ class Rematerializer(EagerDispatchMode):
     Backward raises RecipeError if an input of a recipe was overwritten since forward.
 
     Args:
-    - `budget`: the limit on recomputing convolutions and matrix products, as for `Budget.parse`, except for bytes and
-      fractions, which `zoo.lean` plans.
+    - `budget`: as for `zoo.lean`. The first forward pass saves as little as possible; later ones follow a plan.
     - `depth`: largest number of recomputed saved tensors in a chain. A larger depth saves fewer bytes and has a higher
       peak in backward.
     - `smallest_bytes`: tensors of fewer bytes are saved. None: 16 to 64 KiB, depending on the largest output so far.
     - `parameters`: parameters and buffers. They stay alive anyway, so recipes may start from them for free. An iterator
       is consumed only if necessary; recipes may always start from an `nn.Parameter`.
     - `log`: receives all decisions; None to record none.
-    - `existing`: tensors whose bytes decisions do not count, such as the inputs of the network.
-    - `signature`: the key under which the budget remembers that a forward pass has no large tensor; None to remember
-      nothing.
+    - `existing`: tensors that exist before the pass, such as the inputs of the network. Decisions do not count their
+      bytes, and a budget in bytes does.
+    - `signature`: tells which forward passes compute tensors of the same sizes.
 
     While the context is active, ``place`` may be set to the name of the running module; decisions carry it.
     """
@@ -141,7 +134,7 @@ class Rematerializer(EagerDispatchMode):
     ) -> None:
         super().__init__()
         self._budget = Budget.parse(budget)
-        self._budget.check_planned("Rematerializer")
+        self._budget.limiter = self._limiter = self._budget.limiter or Limiter(self._budget)
         self._depth, self._smallest_bytes = depth, smallest_bytes
         self._parameters = cache(lambda: [each for each in parameters if is_trackable(each)])
         self._log, self._existing, self._signature = log, existing, signature
@@ -162,7 +155,9 @@ class Rematerializer(EagerDispatchMode):
         """Create the recorded state."""
         place = None if self._log is None else lambda: self.place
         self._pass = ForwardPass(self._parameters, self._smallest_bytes, self._depth, place, self._existing)
-        self._has_prices = self._budget.flops_per_byte > 0 or self._log is not None
+        if self._budget.has_limit:
+            existing = partial(existing_bytes, self._parameters, self._existing)
+            self._pass.tracker.observer = self._limiter.begin(self._signature, self._pass.is_constant, existing)
         self._hooks: Any = torch.autograd.graph.saved_tensors_hooks(self._pack, _unpack)
 
     @never_compile
@@ -170,13 +165,18 @@ class Rematerializer(EagerDispatchMode):
         """Stop recording. Tensors that backward needs stay alive."""
         self._contexts.__exit__(*error)
         del self._contexts
-        self._end()
+        self._end(is_whole=error[0] is None)
 
-    def _end(self) -> None:
-        """Make all pending decisions, report them, and release the recorded state."""
-        ended = self._pass
+    def _end(self, is_whole: bool = True) -> None:
+        """Make all pending decisions, report them, and release the recorded state.
+
+        A pass that is not whole ended with an exception.
+        """
+        ended, observer = self._pass, self._pass.tracker.observer
         ended.end()
-        if self._signature is not None and not ended.has_large:
+        if self._budget.has_limit:
+            self._limiter.end(self._signature, observer, is_whole)
+        elif self._signature is not None and not ended.has_large:
             self._budget.note_small(self._signature)
         if self._log is not None and ended.decisions is not None:
             self._log += ended.decisions.decisions
@@ -205,18 +205,16 @@ class Rematerializer(EagerDispatchMode):
         else:
             out = traits.run(*args, **kwargs)
         if is_recorded:
-            price = None
             if traits.record is not None:
                 traits.record(recorder, traits, args, kwargs, out)
-            elif self._has_prices or operation in LINEAR:
-                price = forward.price_of(operation, args, out)
-                if price is not None and (price <= self._budget.flops_per_byte or is_low_rank(operation, args)):
+            elif self._budget.has_limit or operation in LINEAR:
+                flops = flops_of(operation, args, out)
+                if flops is not None and (self._budget.has_limit or is_low_rank(operation, args)):
+                    if forward.tracker.observer is not None:
+                        forward.tracker.observer.note_flops(flops)
                     recorder.record(traits, args, kwargs, out)
             if decisions is not None:
-                decisions.note(operation, args, out, price)
-                value = None if price is None else forward.tracker.find(first_tensor(out))
-                if value is not None:
-                    decisions.note_product(value, first_tensor(out))
+                decisions.note(operation, args, out)
         if frozen.is_seen:
             frozen.note_relu(out if saves and traits.rule.repeat is RELU else None)
         return out

@@ -15,12 +15,15 @@ from torch import Tensor
 from torch.nn import Parameter
 from torch.nn.parameter import is_lazy
 
+from zoo.remat.follow import Follower
 from zoo.remat.recipes import Recipe, Store, TrackedTensor
+from zoo.remat.record import GraphRecorder
 from zoo.remat.rules import MIN_BYTES
 from zoo.torch_internals.data import geometry_of, is_wrapper, memory_id
 from zoo.torch_internals.dispatch import DisableTorchDispatch, kernel_flags
 
 StorageRef = Callable[[], torch.UntypedStorage | None]
+Observer = GraphRecorder | Follower
 
 # Tensors are saved that are smaller than the largest output so far by this factor, from `MIN_BYTES` to `MAX_BYTES`.
 SMALL_RATIO, MAX_BYTES = 64, 2**16
@@ -96,11 +99,12 @@ class Tracker:
         self._writes: dict[int, tuple[int, StorageRef]] = {}
         self.clock = 0
         self._stores: dict[tuple[Any, ...], Store] = {}  # by `kernel_flags`, which forward may change
+        self.observer: Observer | None = None  # of the tensors that are tracked from now on
 
     def close(self) -> None:
         """Forget all tensors, and break the cycles of the weak references to them."""
         self.known.clear()
-        self._by_memory = None
+        self._by_memory = self.observer = None
 
     def is_large(self, out: Any) -> bool:
         """Return whether an output is strided and large enough to recompute. Others are saved and serve as inputs.
@@ -121,12 +125,16 @@ class Tracker:
         """Return the new contents of a tensor, which output ``index`` of a recipe recomputes."""
         value = TrackedTensor(recipe, index, tensor, version, self._store(), self.clock)
         self._know(tensor, version, value)
+        if self.observer is not None:
+            self.observer.note(value, tensor)
         return value
 
     def _store(self) -> Store:
         """Return the store of tensors that are computed with the current settings."""
         flags = kernel_flags()
-        return self._stores.get(flags) or self._stores.setdefault(flags, Store(flags))
+        if flags not in self._stores:
+            self._stores[flags] = Store(flags, has_capacity=not isinstance(self.observer, Follower))
+        return self._stores[flags]
 
     def _know(self, tensor: Tensor, version: int, value: TrackedTensor) -> None:
         """Record the contents of a tensor until it is freed."""
@@ -153,6 +161,8 @@ class Tracker:
         self.clock += 1
         for tensor in tensors:
             self._writes[memory_id(tensor)] = self.clock, weakref.ref(tensor.untyped_storage())
+            if self.observer is not None:
+                self.observer.note_write(tensor)
 
     def find(self, tensor: Tensor) -> TrackedTensor | None:
         """Return the current contents of a tensor; None if they were not recorded."""

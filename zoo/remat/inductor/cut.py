@@ -5,6 +5,7 @@ Tested by tests/remat/inductor/test_partition.py.
 
 from __future__ import annotations
 
+import math
 import operator
 import sys
 from bisect import bisect_left
@@ -72,8 +73,8 @@ class Cut:
         self._returned, self._written = returned, written
         self.prices = prices_of(forward)
         plain_bytes = sum(map(bytes_of, filter(is_computed, {base_of(node) for node in needed})))
-        limit = budget.held_limit(plain_bytes)
-        if self._bytes_saved_at(budget.flops_per_byte) > limit:
+        limit = math.inf if budget.share is None else budget.share * plain_bytes
+        if self._bytes_saved_at(0.0) > limit:
             prices = sorted(self.prices.values())
             # Bytes fall as the price rises, so their negatives are sorted.
             position = bisect_left(prices, -limit, key=lambda price: -self._bytes_saved_at(price))

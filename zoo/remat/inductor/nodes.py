@@ -15,11 +15,13 @@ import torch
 from torch import Tensor, fx
 from torch.fx.node import map_arg
 
-from zoo.remat.rules import PRICED, break_tie, first_tensor, flops_of, rule_of
+from zoo.remat.rules import PRODUCTS, first_tensor, flops_of, rule_of
 from zoo.torch_internals.compiler import size_hint
 
 aten = torch.ops.aten
 Node = Any  # torch.fx.Node, whose type stubs differ between versions of torch
+
+TIE_BREAK = 1e-6  # relative difference between operations of equal cost
 
 
 def is_node(value: object) -> bool:
@@ -77,9 +79,12 @@ def _bytes_of_value(value: Any) -> int:
 
 
 def prices_of(nodes: Iterable[Node]) -> dict[Node, float]:
-    """Return what convolutions, matrix products and attention cost, in forward and then in backward."""
-    priced = (node for node in nodes if node.target in PRICED)
-    return {node: break_tie(_price(node), position) for position, node in enumerate(priced)}
+    """Return what convolutions, matrix products and attention cost, in forward and then in backward.
+
+    Of operations of equal cost the earlier one costs less, so that a limit may lie between them.
+    """
+    products = (node for node in nodes if node.target in PRODUCTS)
+    return {node: _price(node) * (1 - TIE_BREAK + TIE_BREAK**2 * index) for index, node in enumerate(products)}
 
 
 def _price(node: Node) -> float:

@@ -18,6 +18,7 @@ import torch
 from torch import fx
 from torch.fx.node import map_arg
 
+from zoo.errors import ConfigError
 from zoo.remat.budget import Budget
 from zoo.remat.inductor.cut import Cut
 from zoo.remat.inductor.nodes import Node, are_alike, base_of, is_computed, is_node, is_symbol, is_tensor
@@ -49,7 +50,11 @@ def inductor_options(budget: float | int | str | None = None) -> dict[str, Any]:
     """
     limit = Budget.parse(budget)
     if limit.peak_bytes is not None:
-        limit.check_planned("zoo.remat.inductor_options")
+        raise ConfigError(
+            f"budget {budget!r} limits the peak of a training step, which a graph does not know",
+            "zoo.remat.inductor_options",
+            "pass a fraction such as 0.4",
+        )
     sources = map(str, [*Path(__file__).parents[1].rglob("*.py"), *Path(compiler.__file__).parent.glob("*.py")])
     rule = inductor_partitioner(partial(partition, budget=limit), *sources, key=repr(budget))
     options: dict[str, Any] = {"custom_partitioner_fn": rule}

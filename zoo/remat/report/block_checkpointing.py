@@ -12,7 +12,7 @@ from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_conte
 
 from zoo.errors import ConfigError
 from zoo.ops.context import restored_buffers
-from zoo.remat.rules import CONVOLUTION, PRODUCTS
+from zoo.remat.rules import CONTRACTIONS, CONVOLUTION
 
 Contexts = tuple[AbstractContextManager[Any], AbstractContextManager[Any]]
 
@@ -36,7 +36,7 @@ def checkpoint_blocks_selectively(model: nn.Module) -> nn.Module:
     """
 
     def contexts(block: nn.Module) -> Contexts:
-        first, second = create_selective_checkpoint_contexts([CONVOLUTION, *PRODUCTS])
+        first, second = create_selective_checkpoint_contexts([CONVOLUTION, *CONTRACTIONS])
         return first, _recomputation(block, second)
 
     for module in model.modules():

@@ -20,15 +20,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from zoo.errors import ConfigError, join_names, truncate
+from zoo.errors import ConfigError, truncate
 from zoo.remat.lean import lean
 from zoo.remat.memory_use import Memory, measure_memory
 from zoo.remat.report.places import StepDigests
+from zoo.remat.report.progress import progress
 from zoo.remat.report.scenarios import SCENARIOS, STEPS, ModelInputs, Scenario, Training, match_names
 from zoo.remat.report.values import Difference, Value, copied, difference, tensors_in, value_of
 from zoo.remat.timing import Clock, time_interleaved, training_step
-from zoo.remat.trial import default_loss, device_of, trained_outputs, unchanged
-from zoo.torch_internals.data import tensors_of
+from zoo.remat.trial import copy_network, default_loss, device_of, restored_generators, trained_outputs
+from zoo.tables import counted
 
 ROUNDS = 5  # of timed steps
 WHERE = "zoo.check"  # in messages
@@ -75,7 +76,8 @@ class Check:
         return {True: "same bits", False: "other bits", None: "plain training is not deterministic"}[self.same]
 
     def __str__(self) -> str:
-        lines = [f"{self.name}, {self.mode}, {self.steps} steps: {self.verdict} ({self.values:,} values compared)"]
+        steps, values = counted(self.steps, "step"), counted(self.values, "value")
+        lines = [f"{self.name}, {self.mode}, {steps}: {self.verdict} ({values} compared)"]
         if self.difference is not None:
             lines.append(str(self.difference))
         if self.same is None:
@@ -120,7 +122,8 @@ def check(
     outputs that are overwritten. The size of the inputs and the number of passes bound the faults that can be found.
 
     If a value differs, plain training runs again, so that a nondeterministic operation is not taken for a fault of the
-    variant. The network, the generators and the inputs are unchanged afterwards::
+    variant. The network, the generators and the inputs are unchanged afterwards. What forward changes elsewhere, such
+    as variables of hooks, stays changed::
 
         zoo.check(model, images)
         zoo.check(model, images, variant=functools.partial(zoo.lean, budget=0.4))
@@ -147,11 +150,13 @@ def check(
     if steps < 1:
         raise ConfigError(f"steps={steps} compares nothing", WHERE, "use at least 1")
     _check_trainable(model, inputs, keywords)
-    with unchanged(model):
+    with progress(WHERE) as show, restored_generators(model):
+        show("other batches")
         run = _Run.of(model, (inputs, keywords), loss, steps)
-        result = run.compared(variant)
+        result = run.compared(variant, show=show)
         # What a variant with a fault returns may be no output for the loss. The difference says more than an error.
         with suppress(*([Exception] if result.same is False else [])):
+            show("bytes and times")
             plain, other = copy.deepcopy(model), variant(copy.deepcopy(model))
             forwards = [run.forward_of(each) for each in (plain, other)]
             result.plain, result.variant = (
@@ -167,7 +172,7 @@ def check(
 
 def compare(model: nn.Module, images: Tensor, variant: Variant) -> Check:
     """Return the result of `check` for the first step, without the place of a difference, bytes and times."""
-    with unchanged(model):
+    with restored_generators(model):
         return _Run(model, [[((images,), {})]], default_loss).compared(variant, places=False)
 
 
@@ -195,7 +200,7 @@ class _Run:
     def of(cls, model: nn.Module, batch: ModelInputs, loss: Callable[[Any], Tensor] | None, steps: int) -> _Run:
         """Return a run of steps with batches that differ as far as the network and the loss accept them."""
         run = cls(model, [[batch]], partial(_scalar, loss or _default_loss))
-        with unchanged(model):
+        with restored_generators(model):
             if not run.forward_of(copy.deepcopy(model))().requires_grad:
                 raise ConfigError("the loss does not require gradients", WHERE, "train some of the parameters")
         fixed = []
@@ -218,7 +223,7 @@ class _Run:
     def _accepts(self, batch: ModelInputs, training: bool = True) -> bool:
         """Return whether the network accepts a batch between two given ones, whose sizes it may have stored."""
         model, given = copy.deepcopy(self.model), self.steps[0][0]
-        with unchanged(self.model), torch.set_grad_enabled(training):
+        with restored_generators(self.model), torch.set_grad_enabled(training):
             try:
                 if training:
                     for args, keywords in map(copied, (given, batch, given)):
@@ -230,12 +235,16 @@ class _Run:
                 return False
         return True
 
-    def compared(self, variant: Variant, places: bool = True) -> Check:
-        """Return the result of a check without bytes and times; with ``places``, it has the place of a difference."""
+    def compared(self, variant: Variant, places: bool = True, show: Callable[[str], None] = lambda _: None) -> Check:
+        """Return the result of a check without bytes and times; with ``places``, it has the place of a difference.
+
+        ``show`` displays the scenario that runs.
+        """
         mode = "training mode" if self.model.training else "evaluation mode"
         result = Check(type(self.model).__name__, mode, len(self.steps), True, 0, None, self.fixed)
         trained: list[Scenario] = []  # by the same two copies of the network
         for scenario in (STEPS, *self.scenarios):
+            show(scenario.name)
             if not trained:
                 plain, other = self._trainings(variant)
             trained.append(scenario)
@@ -271,6 +280,7 @@ class _Run:
             result.values += len(expected)
             result.same = False if again is None else None
             index, each = found
+            show("the place of the difference")
             place = self._place_of(trained, index, each.value, build) if places else ""
             result.difference = each._replace(place=place, scenario="" if scenario is STEPS else scenario.name)
             break
@@ -289,7 +299,7 @@ class _Run:
 
     def _built(self, build: Variant, model: nn.Module) -> nn.Module:
         """Return the variant of a copy of the network."""
-        with unchanged(self.model):  # a variant may draw random numbers when it is built
+        with restored_generators(self.model):  # a variant may draw random numbers when it is built
             twin = build(model)
         if not isinstance(twin, nn.Module):
             kind = type(twin).__name__
@@ -306,7 +316,7 @@ class _Run:
     @contextmanager
     def _prepared(self, scenario: Scenario) -> Iterator[None]:
         """Return a context for a scenario that restores what training changes beside the copies."""
-        with unchanged(self.model), warnings.catch_warnings():
+        with restored_generators(self.model), warnings.catch_warnings():
             if scenario is not STEPS:  # the user may not train in this way
                 warnings.simplefilter("ignore")
             yield
@@ -398,20 +408,11 @@ def _check_trainable(model: nn.Module, *inputs: Any) -> None:
         raise ConfigError("the network or an input is on the meta device", WHERE, "move both to a CPU or GPU")
     if not _trained_parameters(model):
         raise ConfigError("no parameter requires gradients", WHERE, "train some of the parameters")
-    results = [
-        f"{name}.{key}".lstrip(".")
-        for name, module in model.named_modules()
-        for key, value in vars(module).items()
-        if any(each.grad_fn is not None for each in tensors_of(value))
-    ]
-    if results:  # autograd has no copies of them
-        what = f"the network cannot be copied, because it keeps the results of operations in {join_names(results)}"
-        raise ConfigError(what, WHERE, "detach them, and use torch.nn.utils.parametrizations for weight norm")
-    for title, make_copy in (("the network", lambda: copy.deepcopy(model)), ("an input", lambda: copied(inputs))):
-        try:
-            make_copy()
-        except Exception as error:  # classes may raise anything
-            raise ConfigError(f"{title} cannot be copied: {truncate(error)}", WHERE, "support copy.deepcopy") from error
+    copy_network(model, WHERE)
+    try:
+        copied(inputs)
+    except Exception as error:  # classes may raise anything
+        raise ConfigError(f"an input cannot be copied: {truncate(error)}", WHERE, "support copy.deepcopy") from error
 
 
 def _default_loss(output: Any) -> Tensor:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import cache, partial
 from typing import Any
@@ -18,17 +19,16 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from zoo.errors import ConfigError
-from zoo.remat import Rematerializer
+from zoo.errors import ConfigError, join_names
 from zoo.remat.budget import Budget, bytes_text, parse_limit
-from zoo.remat.effects import collected
-from zoo.remat.lean import plain
-from zoo.remat.memory_use import StorageLog
+from zoo.remat.lean import is_lean, lean
+from zoo.remat.limit import MARGIN, existing_bytes, optimizer_states
 from zoo.remat.meta_attention import meta_attention
-from zoo.remat.planning import MARGIN, count_peak, optimizer_states, plan
+from zoo.remat.trial import own_of, peak_of_step, within_budget
 from zoo.torch_internals.data import tensors_of, tree_map
 
 PLACE = "MemoryReport.largest_batch"
+REMEDY = "make a report of each batch, and ask its fits()"
 
 
 @dataclass(frozen=True, repr=False)
@@ -68,7 +68,7 @@ class Subject:
         self._model, self._budget = model, budget
         self._inputs = tree_map(lambda each: each.to("meta") if isinstance(each, Tensor) else each, (args, kwargs))
         self._has_autocast = any(map(torch.is_autocast_enabled, ("cpu", "cuda")))
-        self._state_bytes = sum(each.nbytes for each in optimizer_states(model))
+        self._state_bytes = sum(each.nbytes for each in optimizer_states(list(model.parameters())))
 
     def state_bytes(self, copies: int) -> int:
         """Return the bytes of the optimizer's state; before its first step, ``copies`` of the trained parameters."""
@@ -87,12 +87,17 @@ class Subject:
         if self._has_autocast:
             remedy = "convert the network to bfloat16, or make a report of each batch"
             raise ConfigError("batches are counted on the meta device, where autocast has no effect", PLACE, remedy)
+        recurrent = {type(each).__name__ for each in self._model.modules() if isinstance(each, nn.RNNBase)}
+        if recurrent:
+            names = join_names(sorted(recurrent))
+            what = f"batches are counted on the meta device, which does not run the fused kernels of {names}"
+            raise ConfigError(what, PLACE, REMEDY)
         sizes = {len(each) for each in tensors_of(self._inputs)[:1] if each.ndim > 0}
         if not sizes:
             raise ConfigError("the first input has no batch dimension", PLACE, "pass a batch to zoo.memory_report")
         try:
             model = _meta_copy(self._model)
-            with collected(PLACE), torch.enable_grad(), meta_attention():
+            with torch.enable_grad(), meta_attention():
                 bytes_for = cache(partial(self._peak, model, sizes.pop(), is_plain))
                 return _largest_batch(lambda batch: bytes_for(batch) + self.state_bytes(copies), limit)
         except ConfigError:
@@ -102,7 +107,7 @@ class Subject:
             raise ConfigError(
                 f"batches are counted on the meta device, where {type(self._model).__name__} does not run: {reason}",
                 PLACE,
-                "make a report of each batch, and ask its fits()",
+                REMEDY,
             ) from error
 
     def _peak(self, model: nn.Module, given: int, is_plain: bool, batch: int) -> int:
@@ -114,16 +119,12 @@ class Subject:
             return value.new_empty((batch, *value.shape[1:])).requires_grad_(value.requires_grad)
 
         args, kwargs = tree_map(scaled, self._inputs)
-        if is_plain:
-            return count_peak(model, plain(model), args, kwargs, StorageLog())
-        own = [*model.parameters(), *model.buffers(), *tensors_of((args, kwargs))]
-        rematerializer = partial(Rematerializer, parameters=own)
-        budget = Budget(self._budget.flops_per_byte, held_share=self._budget.held_share)
-        if self._budget.peak_bytes is not None:
-            budget = Budget(math.inf)
-        elif budget.has_limit:
-            plan(budget, model, rematerializer, model, args, kwargs)
-        return count_peak(model, rematerializer(budget), args, kwargs, StorageLog())
+        context: AbstractContextManager[Any] = nullcontext()
+        if not is_plain:
+            share = 0.0 if self._budget.peak_bytes is not None else self._budget.share
+            context = within_budget(model, Budget(share), args, kwargs)
+        existing = existing_bytes(lambda: own_of(model), tensors_of((args, kwargs)))
+        return existing + peak_of_step(model, context, args, kwargs)
 
 
 def _largest_batch(bytes_for: Callable[[int], int], limit: int) -> int:
@@ -181,8 +182,10 @@ class _ToMeta(TorchFunctionMode):
 
 
 def _meta_copy(model: nn.Module) -> nn.Module:
-    """Return a copy of a network on the meta device, or the network itself if it is there."""
-    if all(each.is_meta for each in (*model.parameters(), *model.buffers())):
-        return model
+    """Return a copy of a network on the meta device, in which no part is lean."""
     with _ToMeta():
-        return copy.deepcopy(model)
+        copied = copy.deepcopy(model)
+    for part in copied.modules():
+        if is_lean(part):
+            lean(part, enabled=False)
+    return copied

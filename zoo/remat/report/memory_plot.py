@@ -62,12 +62,12 @@ class Timeline:
         with ExitStack() as hooks:
             for name, child in model.named_children():
                 hooks.callback(child.register_forward_pre_hook(observer(partial(start, name))).remove)
-            hooks.callback(model.register_forward_hook(observer(lambda *_: log.mark_end_of_forward())).remove)
+            hooks.callback(model.register_forward_hook(observer(lambda *_: log.mark("end of forward"))).remove)
             yield
 
     def fill(self, log: StorageLog, peak: int) -> None:
         """Set the bytes from the log of a step whose peak, with what existed before, is given."""
-        self.end_of_forward = log.end_of_forward
+        self.end_of_forward = log.marks[0][1]
         totals = list(totals_of(log.changes))
         existing = peak - max(totals)
         self.bytes = [existing + each for each in totals]

@@ -18,17 +18,27 @@ from torch import nn
 
 from zoo.errors import ConfigError, join_names, truncate
 from zoo.remat import Rematerializer
-from zoo.remat.budget import RECOMPUTED, Budget, Decision, parse_limit
-from zoo.remat.effects import collected
-from zoo.remat.lean import plain
+from zoo.remat.budget import Budget, parse_limit
+from zoo.remat.eager.deciding import RECOMPUTED, Decision
+from zoo.remat.lean import is_lean, lean
+from zoo.remat.limit import existing_bytes
 from zoo.remat.memory_use import StorageLog
 from zoo.remat.meta_attention import kernel_device, meta_attention
-from zoo.remat.planning import count_peak, plan
-from zoo.remat.report.block_checkpointing import blocks_checkpointed, blocks_of
+from zoo.remat.report.block_checkpointing import blocks_of, checkpoint_blocks
 from zoo.remat.report.fit import Fit, Subject
 from zoo.remat.report.memory_plot import Timeline, draw_timelines, format_of, save
 from zoo.remat.report.progress import progress
-from zoo.remat.trial import as_leaf, clone, trained_outputs, unchanged
+from zoo.remat.trial import (
+    as_leaf,
+    clone,
+    copy_network,
+    own_of,
+    peak_of_step,
+    planner_of,
+    restored_generators,
+    trained_outputs,
+    within_budget,
+)
 from zoo.tables import Cell, markdown_table
 from zoo.torch_internals.data import observer, tensors_of, tree_map
 
@@ -80,12 +90,12 @@ class WithBudget(NamedTuple):
     """A training step with a budget of `zoo.lean`.
 
     Args:
-    - `budget`: the budget.
+    - `budget`: the budget, a fraction.
     - `held`: bytes held between forward and backward.
     - `peak`: bytes of the step at its peak; None if it was not measured.
     """
 
-    budget: str
+    budget: float
     held: int
     peak: float | None
 
@@ -102,8 +112,8 @@ class MemoryReport:
     - `modules`: the modules that hold anything, in the order in which they first save a tensor.
     - `plain_peak`: peak of plain training. With a limit on the peak, it is measured only on the meta device.
     - `peak`: peak of lean training. Peaks are not measured if no output requires gradients.
-    - `with_budget`: a budget that lets `zoo.lean` recompute half of what convolutions and matrix products still hold;
-      None if the report was made with a budget or if none helps.
+    - `with_budget`: the least budget whose recomputation takes at most half of the time of forward; None if the report
+      was made with a budget or if none helps.
     - `with_checkpoints`: peak of plain training with a checkpoint of each block; None if `blocks_of` finds no blocks,
       or if a checkpoint fails.
     - `counted_for`: on the meta device, "CUDA" or "the CPU", whose attention kernels were counted; otherwise "".
@@ -153,8 +163,9 @@ class MemoryReport:
         Args:
         - `memory`, `plain`, `optimizer_states`: as for `fits`.
 
-        Raises ConfigError if ``memory`` is not an amount of memory, if the network does not run on the meta device, if
-        the memory of a step does not depend on the batch, or if the report was made under autocast.
+        Raises ConfigError if ``memory`` is not an amount of memory, if the network does not run on the meta device or
+        has an `nn.LSTM`, `nn.GRU` or `nn.RNN`, whose fused kernels do not run there, if the memory of a step does not
+        depend on the batch, or if the report was made under autocast.
         """
         if self.subject is None:
             raise ConfigError("the report has no network", "MemoryReport.largest_batch")
@@ -225,7 +236,7 @@ class MemoryReport:
             return "peak of a training step: not measured, as no output requires gradients"
         peaks = {"plain": self.plain_peak, "lean": self.peak, "checkpoints": self.with_checkpoints}
         if self.with_budget is not None:
-            peaks[f'budget "{self.with_budget.budget}"'] = self.with_budget.peak
+            peaks[f"budget {self.with_budget.budget}"] = self.with_budget.peak
         texts = []
         for name, peak in peaks.items():
             if peak is not None:
@@ -262,15 +273,17 @@ def memory_report(
 ) -> MemoryReport:
     """Return what each module of a network holds between forward and backward, in plain and in lean training.
 
-    Runs ``model(*inputs, **named_inputs)`` in the network's current mode and with gradients. Buffers, gradients and the
-    states of the random number generators are restored; the inputs are copied. Bytes held are the distinct memory that
-    autograd saves, without inputs, parameters and buffers. If an input makes the network return a loss, as ``labels``
-    do in transformers, the bytes that the loss holds are included.
+    Runs ``model(*inputs, **named_inputs)`` with copies of the network, in its current mode and with gradients. The
+    inputs are copied, too, and the states of the random number generators are restored. What forward changes outside of
+    the network, such as variables of hooks, stays changed. Bytes held are the distinct memory that autograd saves,
+    without inputs, parameters and buffers. If an input makes the network return a loss, as ``labels`` do in
+    transformers, the bytes that the loss holds are included.
 
     For the peaks, forward and backward run in plain training, in lean training, with a budget that helps, and with
     checkpoints. A scalar output is assumed to be the loss. Without one, the loss is the cross-entropy of the outputs.
-    The scratch memory of operations is not counted. With a ``budget``, the report describes lean training within it. If
-    it limits the peak, its scratch memory is counted, and no step runs that is likely to exceed it.
+    The scratch memory of operations is not counted. With a ``budget``, the report describes lean training within it,
+    from the step on that follows the final plan. If it limits the peak, scratch memory is counted for the plan, and no
+    plain step runs.
 
     With the network and its inputs on the meta device, this takes no memory. Attention is then counted with the kernel
     that this machine's GPU would choose, or without a GPU, the CPU.
@@ -287,8 +300,8 @@ def memory_report(
     - `named_inputs`: its inputs by name. For a dict of them: ``zoo.memory_report(model, **batch)``.
 
     Raises TypeError if ``model`` is not a module, or if it has an input named ``budget`` too. Raises ConfigError for an
-    invalid budget, if the network and its inputs are not all on the meta device or all on another, and for autocast on
-    the meta device, where it has no effect.
+    invalid budget, for a network that cannot be copied, if the network and its inputs are not all on the meta device or
+    all on another, and for autocast on the meta device, where it has no effect.
     """
     if not isinstance(model, nn.Module):
         advice = f"; build the network first, as with zoo.get({model!r})" if isinstance(model, str) else ""
@@ -308,7 +321,7 @@ def memory_report(
     try:
         with (
             progress("zoo.memory_report") as show,
-            collected("zoo.memory_report"), unchanged(model), torch.enable_grad(), meta_attention(),
+            restored_generators(model), torch.enable_grad(), meta_attention(),
         ):  # fmt: skip
             return _measured(model, args, kwargs, limit, is_meta, show, suggests=budget is None)
     except Exception as error:
@@ -330,26 +343,15 @@ def _measured(
     suggests: bool,
 ) -> MemoryReport:
     """Return the report within a limit, with a suggested budget if ``suggests``; ``show`` displays each measurement."""
-    rematerializer = partial(Rematerializer, parameters=[*model.parameters(), *model.buffers()])
-    logged = partial(rematerializer, existing=tensors_of((args, kwargs)))
-    has_limit = limit.peak_bytes is not None
-    show("a plan for the budget" if limit.has_limit else "bytes held")
-    planned_peak = plan(limit, model, rematerializer, model, args, kwargs) if limit.has_limit else 0
-    peak: float | None = planned_peak if has_limit else None
-    decisions: list[Decision] = []
-    with _named(model, logged(limit, log=decisions)):
-        can_train = len(trained_outputs(model(*args, **kwargs))) > 0
-
+    existing = existing_bytes(lambda: own_of(model), tensors_of((args, kwargs)))
     timelines: dict[str, Timeline] = {}
 
-    def peak_with(what: str, context: AbstractContextManager[Any], title: str = "") -> float | None:
-        if not can_train:
-            return None
+    def peak_of(what: str, network: nn.Module, context: AbstractContextManager[Any], title: str = "") -> float:
         show(what)
         log, timeline = StorageLog(), Timeline()
         try:
-            with timeline.recorded(model, log) if title else nullcontext():
-                found = count_peak(model, context, args, kwargs, log)
+            with timeline.recorded(network, log) if title else nullcontext():
+                found = existing + peak_of_step(network, context, args, kwargs, log)
         except torch.OutOfMemoryError:
             return math.inf
         if title:
@@ -357,22 +359,30 @@ def _measured(
             timelines[title] = timeline
         return found
 
+    def lean_step(budget: Budget, title: str = "") -> tuple[float | None, list[Decision]]:
+        """Return the peak of a step within a budget, and its decisions."""
+        show("a plan for the budget" if budget.has_limit else "bytes held")
+        network, decisions = _plain_copy(model), list[Decision]()
+        rematerializer = within_budget(network, budget, args, kwargs)
+        peak = peak_of("a lean step", network, rematerializer, title) if can_train else None
+        logged = partial(Rematerializer, budget, parameters=own_of(network), existing=tensors_of((args, kwargs)))
+        with _named(network, logged(log=decisions)):
+            network(*args, **kwargs)
+        return peak, decisions
+
+    can_train = _can_train(model, args, kwargs)
     plain_peak = with_budget = with_checkpoints = None
-    if not has_limit or is_meta:
-        plain_peak = peak_with("a plain step", plain(model), "plain training")
+    if can_train and (limit.peak_bytes is None or is_meta):
+        plain_peak = peak_of("a plain step", _plain_copy(model), nullcontext(), "plain training")
         if blocks_of(model):
-            with suppress(RuntimeError, ConfigError), plain(model):  # not every block can be recomputed
-                with_checkpoints = peak_with("a step with checkpoints", blocks_checkpointed(model))
-    if not has_limit:
-        peak = peak_with("a lean step", rematerializer(limit), "lean training")
-    suggested = _suggested_budget(decisions) if suggests else None
-    if suggested is not None:
-        log: list[Decision] = []
-        with logged(suggested, log=log):
-            model(*args, **kwargs)
-        held = sum(decision.lean_bytes for decision in log)
-        if held < sum(decision.lean_bytes for decision in decisions):
-            with_budget = WithBudget(suggested, held, peak_with("a lean step with a budget", rematerializer(suggested)))
+            with suppress(RuntimeError, ConfigError):  # not every block can be recomputed
+                with_checkpoints = peak_of(
+                    "a step with checkpoints", checkpoint_blocks(_plain_copy(model)), nullcontext()
+                )
+    peak, decisions = lean_step(limit, "lean training")
+    if suggests and can_train:
+        show("a plan for a budget")
+        with_budget = _suggested(model, args, kwargs, sum(decision.lean_bytes for decision in decisions), lean_step)
     named = dict(model.named_modules())
     by_place: dict[str, list[Decision]] = {}
     for decision in decisions:
@@ -387,6 +397,42 @@ def _measured(
         timelines=timelines,
         subject=Subject(model, args, kwargs, limit),
     )
+
+
+def _plain_copy(model: nn.Module) -> nn.Module:
+    """Return a copy of a network for training steps, in which no part is lean."""
+    network = copy_network(model, "zoo.memory_report")
+    for part in network.modules():
+        if is_lean(part):
+            lean(part, enabled=False)
+    return network
+
+
+def _can_train(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Return whether an output requires gradients, from a lean pass, as a plain one may not fit into memory."""
+    network = _plain_copy(model)
+    with Rematerializer(parameters=own_of(network)):
+        return len(trained_outputs(network(*args, **kwargs))) > 0
+
+
+def _suggested(
+    model: nn.Module,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    held_bytes: int,
+    lean_step: Callable[[Budget], tuple[float | None, list[Decision]]],
+) -> WithBudget | None:
+    """Return a step whose recomputation takes half of the time of forward at most; None if it holds no less."""
+    planner = planner_of(_plain_copy(model), args, kwargs)
+    plans = [] if planner is None else [each for each in planner.front if each.cost <= planner.forward_cost / 2]
+    if planner is None or not plans:
+        return None
+    budget = Budget(share=math.ceil(100 * plans[-1].live / planner.plain_bytes) / 100)
+    if budget.share is None or budget.share >= 1:
+        return None
+    peak, decisions = lean_step(budget)
+    held = sum(decision.lean_bytes for decision in decisions)
+    return WithBudget(budget.share, held, peak) if held < held_bytes else None
 
 
 def _is_on_meta(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
@@ -405,20 +451,6 @@ def _is_on_meta(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any])
         remedy = "leave autocast or the meta device"
         raise ConfigError("autocast has no effect on the meta device", "memory_report", remedy)
     return is_meta
-
-
-def _suggested_budget(decisions: list[Decision]) -> str | None:
-    """Return the budget that covers half of what convolutions and matrix products hold; None if that is nothing."""
-    prices: Counter[int] = Counter()
-    for decision in decisions:
-        if decision.flops_per_byte is not None and decision.lean_bytes > 0:
-            prices[math.ceil(decision.flops_per_byte)] += decision.lean_bytes
-    covered = 0
-    for price in sorted(prices):
-        covered += prices[price]
-        if 2 * covered >= prices.total():
-            return f"{price} FLOP/B"
-    return None
 
 
 def _most_first(sizes: Iterator[tuple[Any, int]]) -> dict[Any, int]:

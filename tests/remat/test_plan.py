@@ -1,0 +1,780 @@
+"""Plans save and recompute what they predict, and training that follows them has the bits of plain training."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import math
+import random
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from itertools import pairwise
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+import torchvision
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+import zoo
+from tests.remat.programs import (
+    NETWORKS,
+    FrozenBody,
+    are_equal,
+    build,
+    images,
+    state_of,
+    train_steps,
+)
+from zoo.remat.lean import is_lean
+from zoo.remat.limit import BelowFloor
+from zoo.remat.memory_use import measure_memory
+from zoo.remat.plan import MAX_WORK, Block, Graph, Operation, Plan, Planner, _MinimumCut
+
+
+def random_graph(seed: int, num_blocks: int = 9) -> Graph:
+    """Return a graph in which each operation computes one or two blocks from up to two earlier ones."""
+    chance = random.Random(seed)
+    graph = Graph()
+    for index in range(num_blocks):
+        block = Block(chance.randint(1, 20))
+        kind = chance.random() if index else 0.0
+        if kind < 0.1:
+            block.is_permanent = index > 0 and chance.random() < 0.5
+        elif kind > 0.85 and graph.operations:
+            block.operation = len(graph.operations) - 1
+        else:
+            candidates = [each for each in range(index) if not graph.blocks[each].is_permanent]
+            sources = tuple(sorted(chance.sample(candidates, min(len(candidates), chance.randint(1, 2)))))
+            block.operation = len(graph.operations)
+            is_in_place = chance.random() < 0.3
+            if is_in_place and sources:
+                block.size = graph.blocks[sources[0]].size
+            graph.operations.append(Operation(sources, chance.randint(1, 20), is_in_place))
+        block.is_overwritten = not block.is_permanent and index < num_blocks - 1 and chance.random() < 0.15
+        graph.blocks.append(block)
+        graph.block_of.append(index)
+    graph.packs = sorted(chance.choices(range(num_blocks), k=num_blocks))
+    return graph
+
+
+def chain_graph(num_layers: int = 12) -> Graph:
+    """Return the graph of products, each followed by a cheap operation."""
+    graph = Graph(blocks=[Block(8)], packs=[0])
+    for index in range(2 * num_layers):
+        graph.blocks.append(Block(8 if index % 2 else 10, operation=index))
+        graph.operations.append(Operation((index,), 1.0 if index % 2 else 20.0, is_in_place=False))
+        graph.packs.append(index + 1)
+    graph.block_of = list(range(len(graph.blocks)))
+    return graph
+
+
+def needed(graph: Graph) -> set[int]:
+    return {each for each in graph.packs if not graph.blocks[each].is_permanent}
+
+
+def repeated(graph: Graph, saved: frozenset[int] | set[int]) -> set[int] | None:
+    """Return the operations to repeat if these blocks are saved; None if a block cannot be recomputed."""
+    found: set[int] = set()
+    pending = [each for each in needed(graph) if each not in saved]
+    while pending:
+        operation = graph.blocks[pending.pop()].operation
+        if operation is None:
+            return None
+        if operation not in found:
+            found.add(operation)
+            pending += [each for each in graph.operations[operation].sources if each not in saved]
+    return found
+
+
+def price(graph: Graph, saved: frozenset[int] | set[int], rate: float, until: int | None, then: float) -> float:
+    """Return the bytes of the saved blocks and the price of recomputation; infinity if it is impossible."""
+    operations = repeated(graph, saved)
+    if operations is None:
+        return math.inf
+    costs = {each: graph.operations[each].cost for each in operations}
+    work = sum(cost * (rate if until is None or each < until else then) for each, cost in costs.items())
+    return sum(graph.blocks[each].size for each in saved) + work
+
+
+def subsets(blocks: Sequence[int]) -> Iterator[set[int]]:
+    for size in range(len(blocks) + 1):
+        yield from map(set, itertools.combinations(blocks, size))
+
+
+@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("is_split", [False, True])
+def test_cut_is_cheapest_choice(seed: int, is_split: bool) -> None:
+    graph = random_graph(seed)
+    planner = Planner(graph)
+    cut = _MinimumCut(planner, planner._relevant, planner._needed)
+    own = needed(graph)
+    choices = [
+        index
+        for index, each in enumerate(graph.blocks)
+        if not each.is_permanent and (index in own or not each.is_overwritten)
+    ]
+    until = len(graph.operations) // 2 if is_split else None
+    for rate in (0.0, 0.25, 1.0, 4.0):
+        saved = cut.saved(rate, until, 2 * rate)
+        assert saved <= set(choices)
+        best = min(price(graph, each, rate, until, 2 * rate) for each in subsets(choices))
+        assert price(graph, saved, rate, until, 2 * rate) == pytest.approx(best)
+
+
+class Simulation:
+    """Runs the backward pass of a plan with sizes in place of tensors, block by block."""
+
+    def __init__(self, graph: Graph, plan: Plan) -> None:
+        self.graph, self.plan = graph, plan
+        self.reads = graph.packs[::-1]
+        self.stored: set[int] = set()
+        self.cost = 0.0
+        self.before: list[int] = []
+        self.during: list[int] = []
+        self.after: list[int] = []
+        for time in range(len(self.reads)):
+            self._read(time)
+
+    def _read(self, time: int) -> None:
+        target, sizes = self.reads[time], [each.size for each in self.graph.blocks]
+        saved = sum(sizes[each] for each in self.plan.saved if self._is_held(each, time))
+        before = saved + sum(sizes[each] for each in self.stored)
+        order: list[int] = []
+        self._order(target, order)
+        uses = {target: 1}
+        for block in order:
+            for source in self._sources(block):
+                uses[source] = uses.get(source, 0) + 1
+        live, most, fresh = before, before, set()
+        for block in order:
+            ended = []
+            for source in self._sources(block):
+                uses[source] -= 1
+                if uses[source] == 0 and source in fresh and source not in self.plan.kept[time]:
+                    ended.append(source)
+            index = self.graph.blocks[block].operation
+            assert index is not None
+            overwritten = [each for each in ended if sizes[each] == sizes[block]]
+            if self.graph.operations[index].is_in_place:
+                live -= sum(sizes[each] for each in overwritten)
+                ended = [each for each in ended if each not in overwritten]
+            live += sizes[block]
+            most = max(most, live)
+            live -= sum(sizes[each] for each in ended)
+            fresh.add(block)
+        operations = {self.graph.blocks[each].operation for each in order}
+        self.cost += sum(self.graph.operations[each].cost for each in operations if each is not None)
+        self.stored |= self.plan.kept[time]
+        self.before.append(before)
+        self.during.append(most)
+        freed = self.plan.freed[time] & self.stored
+        # What the node of backward has read lives until the node has run.
+        self.after.append(live - sum(sizes[each] for each in freed - {target}))
+        self.stored -= freed
+
+    def _sources(self, block: int) -> tuple[int, ...]:
+        operation = self.graph.blocks[block].operation
+        return () if operation is None else self.graph.operations[operation].sources
+
+    def _is_at_hand(self, block: int) -> bool:
+        return block in self.plan.saved or block in self.stored or self.graph.blocks[block].is_permanent
+
+    def _order(self, block: int, order: list[int]) -> None:
+        """Append the blocks to recompute for one, the sources of the last argument first."""
+        if self._is_at_hand(block) or block in order:
+            return
+        for source in reversed(self._sources(block)):
+            self._order(source, order)
+        order.append(block)
+
+    def _is_held(self, block: int, time: int) -> bool:
+        """Return whether a read from this time on may need a saved block."""
+        return any(self._needs(read, block) for read in self.reads[time:])
+
+    def _needs(self, read: int, block: int) -> bool:
+        if read == block:
+            return True
+        return read not in self.plan.saved and any(self._needs(each, block) for each in self._sources(read))
+
+
+def check_prediction(graph: Graph, plan: Plan) -> None:
+    found = Simulation(graph, plan)
+    assert found.stored == set()
+    assert list(plan.before) == found.before
+    assert list(plan.during) == found.during
+    assert all(ours >= theirs for ours, theirs in zip(plan.after, found.after, strict=True))
+    assert plan.live == max(found.during, default=0)
+    assert plan.cost == pytest.approx(found.cost)
+    assert plan.saved_bytes >= max(found.before[:1], default=0)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_predicted_bytes_are_of_backward(seed: int) -> None:
+    graph = random_graph(seed, num_blocks=14)
+    for plan in Planner(graph).front:
+        check_prediction(graph, plan)
+
+
+def test_predicted_bytes_of_chain_are_of_backward() -> None:
+    graph = chain_graph()
+    front = Planner(graph).front
+    assert len(front) > 8
+    for plan in front:
+        check_prediction(graph, plan)
+
+
+@pytest.fixture(scope="module")
+def recorded() -> dict[str, Planner]:
+    """Name -> the planner of a network."""
+    return {name: planner_of(zoo.lean(build(name)[0], 0.4), build(name)[1]) for name in NETWORKS}
+
+
+def kind_of(model: nn.Module) -> Any:
+    """Return what is known about the last kind of passes of a lean network."""
+    return next(reversed(vars(model)["_zoo_lean"].limiter._kinds.values()))
+
+
+def planner_of(model: nn.Module, x: Tensor) -> Planner:
+    model(x).sum().backward()
+    planner: Planner = kind_of(model).planner
+    return planner
+
+
+def plan_of(model: nn.Module) -> Plan:
+    """Return the plan that a network with a fraction as its budget follows."""
+    plan: Plan = vars(model)["_zoo_lean"].limiter._within_share(kind_of(model).planner)
+    return plan
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_predicted_bytes_of_networks_are_of_backward(name: str, recorded: dict[str, Planner]) -> None:
+    planner = recorded[name]
+    for plan in planner.front:
+        check_prediction(planner.graph, plan)
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_front_is_monotonic(name: str, recorded: dict[str, Planner]) -> None:
+    planner = recorded[name]
+    for faster, smaller in pairwise(planner.front):
+        assert smaller.live < faster.live
+        assert smaller.cost >= faster.cost
+    assert planner.front[0].cost == 0
+    assert planner.front[-1].cost <= MAX_WORK * planner.forward_cost
+    assert planner.front[0].saved_bytes == planner.plain_bytes
+
+
+@pytest.mark.filterwarnings("ignore::zoo.remat.limit.BelowFloor")
+@pytest.mark.parametrize("name", ["residual", "encoder"])
+def test_smaller_fraction_holds_less_and_takes_longer(name: str) -> None:
+    model, x = build(name)
+    planner = planner_of(zoo.lean(model, 0.5), x)
+    limiter = vars(model)["_zoo_lean"].limiter
+    before = None
+    for percent in range(99, 0, -1):
+        limiter._share = percent / 100
+        plan = limiter._within_share(planner)
+        assert plan.live <= max(limiter._share * planner.plain_bytes, planner.front[-1].live)
+        assert before is None or (plan.live <= before.live and plan.cost >= before.cost)
+        before = plan
+
+
+def clear(model: nn.Module) -> None:
+    for each in model.parameters():
+        each.grad = None
+
+
+@pytest.mark.filterwarnings("ignore::zoo.remat.limit.BelowFloor")
+@pytest.mark.parametrize("share", [0.6, 0.4, 0.2])
+@pytest.mark.parametrize("name", sorted(NETWORKS.keys() - {"recurrent"}))  # which overwrites parts of a storage
+def test_predicted_bytes_are_held(name: str, share: float) -> None:
+    model, x = build(name)
+    zoo.lean(model, share)
+    for _ in range(2):
+        model(x).sum().backward()
+        clear(model)
+    held = measure_memory(lambda: model(x).sum(), model.parameters(), warmup=0).held
+    kind = kind_of(model)
+    assert kind.num_departures == 0
+    blocks, plan = kind.planner.graph.blocks, plan_of(model)
+    inputs = [each for each in plan.saved if blocks[each].operation is None and blocks[each].size == x.nbytes]
+    assert held == pytest.approx(plan.saved_bytes - x.nbytes * len(inputs), rel=0.02)
+
+
+def assert_same_training(
+    plain: nn.Module,
+    budget: float | str,
+    run: Callable[[nn.Module, int], Tensor],
+    **options: Any,
+) -> None:
+    """Assert that a copy of a network within a budget trains as the network itself does, bit for bit."""
+    model = zoo.lean(copy.deepcopy(plain), budget)
+    found = train_steps(model, lambda number: run(model, number), **options)
+    expected = train_steps(plain, lambda number: run(plain, number), **options)
+    assert all(bool(each.isfinite().all()) for each in expected)
+    assert are_equal(found, expected)
+
+
+below_floor = pytest.mark.filterwarnings("ignore::zoo.remat.limit.BelowFloor")
+
+
+@below_floor
+@pytest.mark.parametrize("share", [0.6, 0.3, 0.01])
+@pytest.mark.parametrize("name", NETWORKS)
+def test_training_has_bits_of_plain_training(name: str, share: float) -> None:
+    plain, x = build(name)
+    assert_same_training(plain, share, lambda model, _: model(x))
+
+
+@below_floor
+@pytest.mark.parametrize("name", NETWORKS)
+def test_training_in_autocast_has_bits_of_plain_training(name: str) -> None:
+    plain, x = build(name)
+
+    def run(model: nn.Module, number: int) -> Tensor:
+        with torch.autocast("cpu", torch.bfloat16):
+            return model(x)
+
+    assert_same_training(plain, 0.3, run)
+
+
+@below_floor
+@pytest.mark.parametrize("name", NETWORKS)
+def test_accumulated_gradients_have_bits_of_plain_training(name: str) -> None:
+    plain, x = build(name)
+    assert_same_training(plain, 0.3, lambda model, _: model(x), is_accumulating=True)
+
+
+@below_floor
+@pytest.mark.parametrize("name", NETWORKS)
+def test_training_with_evaluation_has_bits_of_plain_training(name: str) -> None:
+    plain, x = build(name)
+
+    def run(model: nn.Module, number: int) -> Tensor:
+        model.eval()
+        with torch.no_grad() if number % 2 else torch.inference_mode():
+            model(x)
+        if number == 2:
+            model(x).square().mean().backward()
+        model.train()
+        return model(x)
+
+    assert_same_training(plain, 0.3, run)
+
+
+@below_floor
+@pytest.mark.parametrize("name", NETWORKS)
+def test_retained_graph_has_same_gradients_each_time(name: str) -> None:
+    plain, x = build(name)
+    x.requires_grad_()
+
+    def run(model: nn.Module, number: int) -> Tensor:
+        out = model(x)
+        for _ in range(2):
+            out.float().cos().mean().backward(retain_graph=True)
+        return out
+
+    assert_same_training(plain, 0.3, run)
+
+
+@below_floor
+@pytest.mark.parametrize("name", [name for name in NETWORKS if name != "encoder"])  # attention has no second derivative
+def test_double_backward_has_bits_of_plain_training(name: str) -> None:
+    plain, x = build(name)
+    x.requires_grad_()
+
+    def run(model: nn.Module, number: int) -> Tensor:
+        out = model(x)
+        (gradient,) = torch.autograd.grad(out.sin().mean(), x, create_graph=True)
+        return torch.cat((out.flatten(), gradient.flatten()))
+
+    assert_same_training(plain, 0.3, run)
+
+
+@below_floor
+@pytest.mark.parametrize("name", NETWORKS)
+@pytest.mark.parametrize("use_reentrant", [False, True])
+def test_checkpoint_inside_has_bits_of_plain_training(name: str, use_reentrant: bool) -> None:
+    class Inner(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.body = build(name)[0]
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = F.gelu(x) + F.softplus(x)
+            return checkpoint(self.body, x, use_reentrant=use_reentrant).sigmoid()
+
+    x = build(name)[1].requires_grad_()
+    assert_same_training(Inner(), 0.3, lambda model, _: model(x))
+
+
+@below_floor
+def test_frozen_layers_have_bits_of_plain_training() -> None:
+    x = images(48)
+    assert_same_training(FrozenBody(), 0.2, lambda model, _: model(x))
+
+
+@below_floor
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["resnet18", "densenet121", "efficientnet_b0", "convnext_tiny", "swin_t"])
+def test_training_of_whole_networks_has_bits_of_plain_training(name: str) -> None:
+    torch.manual_seed(0)
+    plain, x = getattr(torchvision.models, name)(), torch.randn(2, 3, 64, 64)
+    assert_same_training(plain, 0.3, lambda model, _: model(x))
+
+
+class Changing(nn.Module):
+    """A network whose operations may depend on the number of the step.
+
+    Args:
+    - `body`: called with the network, the features and the number of the step.
+    """
+
+    def __init__(self, body: Callable[[Any, Tensor, int], Tensor]) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.second, self.third = (nn.Linear(64, 64) for _ in range(3))
+        self.register_buffer("offset", torch.randn(320, 64))
+        self.register_buffer("written", torch.zeros(320, 64))
+        self.indices = torch.arange(5)
+        self.body, self.number = body, 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.third(F.softplus(self.body(self, x, self.number)).sin()).tanh()
+
+
+def features(rows: int = 320) -> Tensor:
+    torch.manual_seed(3)
+    return torch.randn(rows, 64)
+
+
+def two_of(self: Any, x: Tensor) -> tuple[Tensor, Tensor]:
+    return F.gelu(self.first(x)), self.second(x).tanh()
+
+
+def scalar(self: Any, x: Tensor, number: int) -> Tensor:
+    return (F.gelu(self.first(x)) * (1.0 + number)).sigmoid() + number
+
+
+def alpha(self: Any, x: Tensor, number: int) -> Tensor:
+    u, v = two_of(self, x)
+    return torch.add(u, v, alpha=1 + number).exp().sin()
+
+
+def other_slice(self: Any, x: Tensor, number: int) -> Tensor:
+    u, v = two_of(self, torch.cat((x, x)))
+    return (u[number : number + 320] * v[-320 - number :][:320]).sigmoid()
+
+
+def shift(self: Any, x: Tensor, number: int) -> Tensor:
+    u, v = two_of(self, x)
+    return (torch.roll(u, number, 0) * v.roll((number, 1), (0, 1))).sigmoid()
+
+
+def swapped(self: Any, x: Tensor, number: int) -> Tensor:
+    u, v = two_of(self, x)
+    return (u - v if number % 2 else v - u).sigmoid() * (v / (1 + u.square()))
+
+
+def indexed(self: Any, x: Tensor, number: int) -> Tensor:
+    u = F.gelu(self.first(x)).view(5, 64, 64)
+    return (u[self.indices[number % 5]] * u).sigmoid().view(320, 64)
+
+
+def item(self: Any, x: Tensor, number: int) -> Tensor:
+    u, v = two_of(self, x)
+    return u * v.detach().mean().item() + v.clamp(max=u.detach().max().item() / 2)
+
+
+def shorter(self: Any, x: Tensor, number: int) -> Tensor:
+    x = F.gelu(self.first(x))
+    return x.sigmoid() if number == 2 else x.exp().sigmoid()
+
+
+def branch(self: Any, x: Tensor, number: int) -> Tensor:
+    return F.silu(self.first(x)) if number % 2 else self.second(F.gelu(self.first(x))).sigmoid()
+
+
+def same_sizes(self: Any, x: Tensor, number: int) -> Tensor:
+    layers = (self.first, self.second) if number % 2 else (self.second, self.first)
+    for layer in layers:
+        x = F.gelu(layer(x)) * x if number % 2 else F.silu(layer(x)) + x
+    return x
+
+
+def order(self: Any, x: Tensor, number: int) -> Tensor:
+    if number % 2:
+        u = F.gelu(self.first(x))
+        return u.sigmoid() * self.second(x).tanh()
+    v = self.second(x).tanh()
+    return F.gelu(self.first(x)).sigmoid() * v
+
+
+def autocast_once(self: Any, x: Tensor, number: int) -> Tensor:
+    with torch.autocast("cpu", torch.bfloat16, enabled=number == 2):
+        u, v = two_of(self, x)
+        return (u * v).float().sigmoid()
+
+
+def data_of_parameter(self: Any, x: Tensor, number: int) -> Tensor:
+    self.first.weight.data = self.first.weight.data * (1 + number / 8)
+    self.second.weight.data.mul_(0.9)
+    u, v = two_of(self, x)
+    return (u * v).sigmoid()
+
+
+def from_numpy(self: Any, x: Tensor, number: int) -> Tensor:
+    import numpy as np
+
+    constant = torch.from_numpy(np.full((320, 64), 1.0 + number, dtype=np.float32))
+    u, v = two_of(self, x)
+    return (u * constant).sigmoid() + (v + torch.tensor([number] * 64)).tanh()
+
+
+def written_buffer(self: Any, x: Tensor, number: int) -> Tensor:
+    u, v = two_of(self, x)
+    old = (u + self.written).sigmoid()
+    with torch.no_grad():
+        self.written.mul_(0.5).add_(v)
+    return old * (v * self.written).tanh()
+
+
+def written_in_places(self: Any, x: Tensor, number: int) -> Tensor:
+    u = F.gelu(self.first(x)).clone()
+    u[number : number + 8] *= 2
+    u[:, number] = 1.0
+    return (u * u).mul_(1.5).sin().add_(u).sigmoid_()
+
+
+def switched_off(self: Any, x: Tensor, number: int) -> Tensor:
+    with torch.no_grad():
+        scale = F.gelu(self.second(x)) + number
+    return (F.gelu(self.first(x)) * scale).sigmoid()
+
+
+def detached_in_one_step(self: Any, x: Tensor, number: int) -> Tensor:
+    u, v = two_of(self, x)
+    return (u.detach() if number == 2 else u).sigmoid() * v.exp().sigmoid()
+
+
+def random_depth(self: Any, x: Tensor, number: int) -> Tensor:
+    for _ in range(1 + int(torch.randint(3, ()))):
+        x = F.gelu(self.first(x)).sigmoid()
+    return x
+
+
+def random_masks(self: Any, x: Tensor, number: int) -> Tensor:
+    u, v = two_of(self, x)
+    mask = torch.rand(320, 1) < 0.5
+    return torch.where(mask, u, v).sigmoid() * F.dropout(u, 0.1 * (1 + number))
+
+
+def nonzero(self: Any, x: Tensor, number: int) -> Tensor:
+    u, v = two_of(self, x)
+    rows = (u.detach().sum(1) > 0).nonzero().flatten()
+    return u.sigmoid().index_add(0, rows, v[rows].exp().sin())
+
+
+PROGRAMS = [
+    *(scalar, alpha, other_slice, shift, swapped, indexed, item, shorter, branch, same_sizes, order, autocast_once),
+    *(data_of_parameter, from_numpy, written_buffer, written_in_places, switched_off, detached_in_one_step),
+    *(random_depth, random_masks, nonzero),
+]
+
+
+@below_floor
+@pytest.mark.parametrize("budget", [0.3, "4MB"])
+@pytest.mark.parametrize("body", PROGRAMS, ids=lambda body: body.__name__)
+def test_program_that_changes_has_bits_of_plain_training(body: Callable[..., Tensor], budget: float | str) -> None:
+    x = features()
+
+    def run(model: nn.Module, number: int) -> Tensor:
+        model.number = number
+        return model(x)
+
+    assert_same_training(Changing(body), budget, run, num_steps=6)
+
+
+def with_data(model: Any, number: int) -> Tensor:
+    if number == 2:
+        model.first.weight.data = torch.full((64, 64), 0.01)
+    return model(features())
+
+
+def with_sizes(model: Any, number: int) -> Tensor:
+    return model(features((320, 320, 640, 320, 200, 640)[number]))
+
+
+def with_inputs_of_other_kinds(model: Any, number: int) -> Tensor:
+    x = features()
+    kinds = [x, x, x.double().float(), x.t().contiguous().t(), x.clone().requires_grad_(), torch.cat((x, x))[:320]]
+    return model(kinds[number])
+
+
+def with_frozen(model: Any, number: int) -> Tensor:
+    model.first.requires_grad_(number % 3 != 1)
+    model.second.bias.requires_grad_(number % 2 == 0)
+    return model(features())
+
+
+def with_autocast(model: Any, number: int) -> Tensor:
+    with torch.autocast("cpu", torch.bfloat16, enabled=number in (2, 4)):
+        return model(features())
+
+
+def with_two_calls(model: Any, number: int) -> Tensor:
+    return model(features()) * model(features().flip(0))
+
+
+def with_calls_in_a_row(model: Any, number: int) -> Tensor:
+    return model(model(features()) if number % 2 else features())
+
+
+def with_unused_output(model: Any, number: int) -> Tensor:
+    model(features())
+    return model(features())
+
+
+def with_gradients_of_part(model: Any, number: int) -> Tensor:
+    out = model(features())
+    torch.autograd.grad(out.sum(), model.third.weight, retain_graph=True)
+    return out
+
+
+def with_backward_in_call(model: Any, number: int) -> Tensor:
+    model(features()).square().mean().backward()
+    return model(features())
+
+
+def with_budgets(model: Any, number: int) -> Tensor:
+    if number in (2, 4) and is_lean(model):
+        zoo.lean(model, {2: 0.5, 4: "3MB"}[number])
+    return model(features())
+
+
+USES = [
+    *(with_data, with_sizes, with_inputs_of_other_kinds, with_frozen, with_autocast, with_two_calls),
+    *(with_calls_in_a_row, with_unused_output, with_gradients_of_part, with_backward_in_call, with_budgets),
+]
+
+
+@below_floor
+@pytest.mark.parametrize("budget", [0.3, "4MB"])
+@pytest.mark.parametrize("use", USES, ids=lambda use: use.__name__)
+def test_use_that_changes_has_bits_of_plain_training(use: Callable[..., Tensor], budget: float | str) -> None:
+    assert_same_training(Changing(swapped), budget, use, num_steps=6)
+
+
+@below_floor
+@pytest.mark.parametrize("budget", [0.3, "4MB"])
+@pytest.mark.parametrize("kind", [ValueError, KeyboardInterrupt])
+def test_error_in_forward_leaves_training_as_it_is(budget: float | str, kind: type[BaseException]) -> None:
+    def body(self: Any, x: Tensor, number: int) -> Tensor:
+        u, v = two_of(self, x)
+        if self.fails:
+            raise kind("out of data")
+        return (u * v).sigmoid()
+
+    def run(model: Any, number: int) -> Tensor:
+        model.fails = number in (0, 2, 3)
+        if model.fails:
+            with pytest.raises(kind, match="out of data"):
+                model(features())
+        model.fails = False
+        return model(features())
+
+    assert_same_training(Changing(body), budget, run, num_steps=6)
+
+
+@below_floor
+def test_pass_that_leaves_its_plan_is_recorded_again() -> None:
+    model, x = zoo.lean(Changing(shorter), 0.3), features()
+    found = []
+    for number in range(5):
+        model.number = number
+        model(x).sum().backward()
+        clear(model)
+        kind = kind_of(model)
+        found.append((kind.planner is not None, kind.num_departures))
+    assert found == [(True, 0), (True, 0), (False, 1), (True, 1), (True, 1)]
+
+
+@below_floor
+def test_passes_that_always_leave_their_plan_have_none() -> None:
+    model, x = zoo.lean(Changing(branch), 0.3), features()
+    for number in range(12):
+        model.number = number
+        model(x).sum().backward()
+        clear(model)
+    kind = kind_of(model)
+    assert kind.planner is None
+    assert kind.num_departures == 3
+
+
+@below_floor
+@pytest.mark.parametrize("budget", [0.3, "4MB"])
+def test_interleaved_networks_have_bits_of_plain_training(budget: float | str) -> None:
+    plain = nn.ModuleList([Changing(swapped), Changing(alpha)])
+    model = copy.deepcopy(plain)
+    for each in model:
+        zoo.lean(each, budget)
+    results = []
+    for first, second in (plain, model):
+
+        def run(number: int, first: Any = first, second: Any = second) -> Tensor:
+            second.number = number
+            outputs = first(features()), second(features())
+            return outputs[0] * outputs[1] + first(outputs[1])
+
+        results.append(train_steps(nn.ModuleList([first, second]), run))
+    assert are_equal(*results)
+
+
+@below_floor
+@pytest.mark.parametrize("budget", [0.3, "4MB"])
+def test_threads_have_bits_of_plain_training(budget: float | str) -> None:
+    def build_one(index: int) -> nn.Module:
+        torch.manual_seed(index)
+        return nn.Sequential(*(layer for _ in range(4) for layer in (nn.Linear(64, 64), nn.GELU(), nn.Sigmoid())))
+
+    plain = [build_one(index) for index in range(2)]
+    models = [zoo.lean(copy.deepcopy(each), budget) for each in plain]
+    x, errors = features(), []
+
+    def train(module: nn.Module) -> None:
+        try:
+            optimizer = torch.optim.SGD(module.parameters(), lr=0.01, momentum=0.9)
+            for _ in range(6):
+                optimizer.zero_grad()
+                module(x).square().mean().backward()
+                optimizer.step()
+        except BaseException as error:
+            errors.append(error)
+
+    for module in plain:
+        train(module)
+    threads = [threading.Thread(target=train, args=(module,)) for module in models]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not errors
+    assert all(are_equal(state_of(one), state_of(other)) for one, other in zip(models, plain, strict=True))
+
+
+def test_impossible_fraction_warns_once_with_least() -> None:
+    model, x = build("squared relu")
+    zoo.lean(model, 0.01)
+    model(x).sum().backward()
+    clear(model)
+    with pytest.warns(BelowFloor, match=r"0\.01 of plain training: it holds 0\.\d\d") as warned:
+        model(x).sum().backward()
+    planner = kind_of(model).planner
+    least = planner.front[-1].live / planner.plain_bytes
+    assert f"{least:.2f}" in str(warned[0].message)
+    assert len(warned) == 1
+    clear(model)
+    model(x).sum().backward()

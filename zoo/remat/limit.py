@@ -1,0 +1,351 @@
+"""Meets a limit on memory while a network trains, by the plans of its recorded forward passes.
+
+The first pass of a kind saves as little as possible and is recorded. Later passes follow a plan. For a limit in bytes,
+the first of them follows the smallest plan, and its step is measured: from then on the peak of every plan is known.
+
+Tested by tests/remat/test_limit.py.
+"""
+
+from __future__ import annotations
+
+import threading
+import warnings
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from dataclasses import dataclass, field
+from functools import cache, partial
+from weakref import WeakSet
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+
+from zoo.errors import ConfigError
+from zoo.remat.budget import Budget, bytes_text
+from zoo.remat.follow import Follower
+from zoo.remat.memory_use import AllocatorLog, StorageLog, other_logs
+from zoo.remat.plan import Plan, Planner
+from zoo.remat.record import GraphRecorder
+from zoo.torch_internals.data import storage_id, tensors_of
+from zoo.torch_internals.dispatch import call_after_backward, is_profiling
+
+PLACE = "budget of zoo.lean"  # in messages
+MARGIN = 0.02  # of a limit, for what steps take beyond the measured one
+MIN_WARNED_BYTES = 2**20  # a pass that saves fewer may miss a fraction without a warning
+MAX_KINDS = 64  # of calls that are remembered
+MAX_DEPARTURES = 3  # passes of a kind that left their plan, after which no plan is made
+MAX_MEASURED = 8  # steps of a kind that are measured
+BACKWARD_ENDS, OVER = "end", " over"  # marks of a log
+
+Observer = GraphRecorder | Follower
+
+
+class BelowFloor(UserWarning):
+    """A fraction is below the least that a network can train with."""
+
+
+@dataclass(frozen=True)
+class Profile:
+    """The bytes of a step beside what its plan saves and recomputes, mostly gradients.
+
+    Args:
+    - `forward`: at most, in forward.
+    - `before`: before each read of backward; see `Plan`.
+    - `after`: at most, from each read to the next one.
+    """
+
+    forward: int
+    before: Sequence[int]
+    after: Sequence[int]
+
+    def peak(self, plan: Plan) -> int:
+        """Return the peak of a step that follows a plan."""
+        during = (ours + other for ours, other in zip(plan.during, self.before, strict=True))
+        after = (ours + other for ours, other in zip(plan.after, self.after, strict=True))
+        return max(plan.saved_bytes + self.forward, *during, *after)
+
+    def joined(self, other: Profile | None) -> Profile:
+        """Return the larger bytes of two profiles at each time."""
+        if other is None:
+            return self
+        before, after = zip(self.before, other.before, strict=True), zip(self.after, other.after, strict=True)
+        return Profile(max(self.forward, other.forward), list(map(max, before)), list(map(max, after)))
+
+    @classmethod
+    def of_log(cls, plan: Plan, log: StepLog) -> Profile | None:
+        """Return the profile of a logged step that followed a plan; None if backward read nothing."""
+        if not log.marks:
+            return None
+        totals = log.totals()
+        ends = [index for _, index in log.marks[1:]]
+        before: dict[int, int] = {}
+        after: dict[int, int] = {}
+        forward = max(totals[: log.marks[0][1] + 1])
+        for (name, index), end in zip(log.marks, [*ends, len(totals) - 1], strict=True):
+            if name == BACKWARD_ENDS:
+                break
+            number, is_over, _ = name.partition(OVER)
+            time = int(number)
+            if is_over:
+                after[time] = max(0, max(totals[index : end + 1]) - plan.after[time], after.get(time, 0))
+            else:
+                before[time] = max(0, totals[index] - plan.before[time], before.get(time, 0))
+        if not before:
+            return None
+        rest = [0]  # nothing marks the reads of tensors that autograd holds itself
+        for time in range(len(plan.during)):
+            rest.append(after.get(time, rest[-1]))
+        reads = [before.get(time, rest[time]) for time in range(len(plan.during))]
+        return cls(max(0, forward - plan.saved_bytes), reads, rest[1:])
+
+
+class CudaLog:
+    """Reads the bytes that are allocated on a GPU at each mark, without waiting for the GPU."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.marks: list[tuple[str, int]] = []
+        self._device, self._totals = device, [0]
+
+    def __enter__(self) -> CudaLog:
+        self._base = torch.cuda.memory_allocated(self._device)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        pass
+
+    def mark(self, name: str) -> None:
+        """Read the bytes that are allocated now."""
+        self.marks.append((name, len(self._totals)))
+        self._totals.append(torch.cuda.memory_allocated(self._device) - self._base)
+
+    def totals(self) -> list[int]:
+        """Return the bytes at the marks, beyond those at the start."""
+        return self._totals
+
+
+StepLog = AllocatorLog | StorageLog | CudaLog
+
+
+class Measurement:
+    """Measures a step from the start of forward to the end of backward.
+
+    On a CPU, the log is open until `finish` is called, since the engine of autograd lets no profiler end within
+    backward. No other profiler can begin in between.
+    """
+
+    _of_thread = threading.local()  # as a profiler
+
+    def __init__(self, plan: Plan, log: StepLog, on_end: Callable[[Profile | None], None]) -> None:
+        self._plan, self._log, self._on_end = plan, log, on_end
+        self._is_open, self._has_read = True, False
+        log.__enter__()
+        Measurement._of_thread.open = self
+
+    def read(self, time: int, is_over: bool) -> None:
+        """Mark that backward, which may run in another thread, begins to read a saved tensor, or has read it."""
+        if not self._is_open:
+            return
+        if not self._has_read:
+            self._has_read = True
+            call_after_backward(self._end_backward)
+        self._log.mark(f"{time}{OVER if is_over else ''}")
+
+    def _end_backward(self) -> None:
+        if self._is_open:
+            self._log.mark(BACKWARD_ENDS)
+
+    @classmethod
+    def finish(cls) -> bool:
+        """End the measurement that is open; return whether there was one."""
+        measurement: Measurement | None = getattr(cls._of_thread, "open", None)
+        if measurement is None:
+            return False
+        cls._of_thread.open, measurement._is_open = None, False
+        measurement._log.__exit__(None, None, None)
+        measurement._on_end(Profile.of_log(measurement._plan, measurement._log))
+        return True
+
+
+@dataclass
+class Kind:
+    """The calls of a module with inputs of the same shapes in the same mode.
+
+    Args:
+    - `planner`: plans for the last recorded pass; None if the next pass is to be recorded.
+    - `profile`: the bytes beside a plan; None until a step was measured.
+    - `num_departures`: how many passes were other than the recorded one.
+    - `num_in_flight`: how many passes at most wait for their backward, this one included.
+    - `measured`: positions in the front of the plans whose steps were measured.
+    - `peaks`: of a step with each plan of the front.
+    """
+
+    planner: Planner | None = None
+    profile: Profile | None = None
+    num_departures: int = 0
+    num_in_flight: int = 1
+    measured: set[int] = field(default_factory=set)
+    peaks: list[int] = field(default_factory=list)
+
+    def add(self, position: int, profile: Profile | None) -> None:
+        """Add a step that was measured with a plan of the front; None if its backward did not run."""
+        if profile is None or self.planner is None:
+            self.measured.discard(position)
+            return
+        self.profile = profile.joined(self.profile)
+        self.peaks = [self.profile.peak(plan) for plan in self.planner.front]
+
+    def forget(self) -> None:
+        """Forget the recorded pass."""
+        self.planner = self.profile = None
+        self.measured.clear()
+        self.peaks = []
+        self.num_departures += 1
+
+
+class Limiter:
+    """Keeps the passes of a module within a budget."""
+
+    def __init__(self, budget: Budget) -> None:
+        self._share, self._peak_bytes = budget.share, budget.peak_bytes
+        self._has_warned = False
+        self._kinds: OrderedDict[Hashable, Kind] = OrderedDict()
+        self._in_flight: WeakSet[Observer] = WeakSet()  # alive as long as backward may need their passes
+
+    def begin(
+        self, key: Hashable, is_permanent: Callable[[Tensor], bool], existing: Callable[[], int]
+    ) -> Observer | None:
+        """Return the observer of a forward pass that begins: it follows a plan, or is recorded for one.
+
+        None if passes of this kind keep leaving their plans. Raises ConfigError if no plan is within the limit.
+
+        Args:
+        - `key`: of calls that track the same tensors.
+        - `is_permanent`: as for `GraphRecorder`.
+        - `existing`: returns the bytes that exist before the pass.
+        """
+        Measurement.finish()
+        kind = self._kinds.setdefault(key, Kind())
+        self._kinds.move_to_end(key)
+        if len(self._kinds) > MAX_KINDS:
+            self._kinds.popitem(last=False)
+        observer: Observer
+        is_new = len(self._in_flight) >= kind.num_in_flight  # more passes than in the steps before
+        kind.num_in_flight = max(kind.num_in_flight, 1 + len(self._in_flight))
+        if kind.planner is None:
+            if kind.num_departures == MAX_DEPARTURES:
+                return None
+            observer = GraphRecorder(is_permanent)
+        elif self._peak_bytes is None:
+            observer = Follower(kind.planner.graph, self._within_share(kind.planner))
+        else:
+            observer = self._within_bytes(kind, existing, is_new)
+        self._in_flight.add(observer)
+        return observer
+
+    def planner(self, key: Hashable) -> Planner | None:
+        """Return the planner of a kind of passes; None if none was recorded or nothing can be recomputed."""
+        return None if key not in self._kinds else self._kinds[key].planner
+
+    def end(self, key: Hashable, observer: Observer | None, is_whole: bool) -> None:
+        """Note the end of a forward pass; one that ended with an exception tells nothing."""
+        is_as_recorded = observer.end() if isinstance(observer, Follower) else True
+        if not is_whole and observer is not None:
+            self._in_flight.discard(observer)  # although its traceback may keep it alive
+        kind = self._kinds.get(key)
+        if kind is None or not is_whole:
+            return
+        if isinstance(observer, GraphRecorder) and observer.graph.packs:
+            kind.planner = Planner(observer.graph)
+        if not is_as_recorded:
+            kind.forget()
+
+    def _within_share(self, planner: Planner) -> Plan:
+        assert self._share is not None
+        for plan in planner.front:
+            if plan.live <= self._share * planner.plain_bytes:
+                return plan
+        least = planner.front[-1]
+        if self._share == 0 or self._has_warned or planner.plain_bytes < MIN_WARNED_BYTES:
+            return least
+        self._has_warned = True
+        share = least.live / planner.plain_bytes
+        warnings.warn(
+            f"zoo.lean cannot hold as little as {self._share:.2g} of plain training: it holds {share:.2f}, the least "
+            "that takes no more than one more forward pass",
+            BelowFloor,
+            stacklevel=2,
+        )
+        return least
+
+    def _within_bytes(self, kind: Kind, existing: Callable[[], int], is_new: bool) -> Follower:
+        assert self._peak_bytes is not None
+        assert kind.planner is not None
+        front, device = kind.planner.front, torch.device(kind.planner.graph.device)
+        position = len(front) - 1
+        waiting = [each.plan.saved_bytes for each in self._in_flight if isinstance(each, Follower)]
+        if kind.profile is not None:
+            in_flight = 0 if device.type == "cuda" else sum(waiting)
+            margin = MARGIN * kind.num_in_flight  # the outputs of other passes are in no plan
+            room = (1 - margin) * self._peak_bytes - existing() - in_flight
+            others = kind.num_in_flight - 1 - len(self._in_flight)
+            taken = [peak + others * plan.saved_bytes for peak, plan in zip(kind.peaks, front, strict=True)]
+            fitting = [index for index, each in enumerate(taken) if each <= room]
+            if not fitting and not is_new:
+                least = self._peak_bytes + (min(taken) - room) / (1 - margin)
+                raise ConfigError(
+                    f"a training step takes at least {bytes_text(least)}, more than the limit of "
+                    f"{bytes_text(self._peak_bytes)}",
+                    PLACE,
+                    "raise the limit, or train with smaller batches",
+                )
+            position = fitting[0] if fitting else len(front) - 1
+        measurement = None
+        can_measure = device.type != "cpu" or not is_profiling()  # by the user
+        if position not in kind.measured and len(kind.measured) < MAX_MEASURED and can_measure:
+            kind.measured.add(position)
+            measurement = Measurement(front[position], log_of(device), partial(kind.add, position))
+        return Follower(kind.planner.graph, front[position], None if measurement is None else measurement.read)
+
+
+other_logs.append(Measurement.finish)
+
+
+def log_of(device: torch.device) -> StepLog:
+    """Return a log of the bytes of a step on a device."""
+    if device.type == "cuda":
+        return CudaLog(device)
+    return StorageLog() if device.type == "meta" else AllocatorLog(device)
+
+
+def existing_bytes(parameters: Callable[[], Sequence[Tensor]], inputs: Iterable[Tensor]) -> int:
+    """Return the bytes that exist before a step: parameters, buffers, gradients, optimizer states and inputs.
+
+    On a GPU these are all bytes that the process has allocated.
+    """
+    own = parameters()
+    if own and own[0].device.type == "cuda":
+        return torch.cuda.memory_allocated(own[0].device)
+    gradients = [each.grad for each in own if each.grad is not None]
+    tensors = (*own, *gradients, *optimizer_states(own), *inputs)
+    storages = {storage_id(storage): storage.nbytes() for storage in (each.untyped_storage() for each in tensors)}
+    return sum(storages.values())
+
+
+_optimizers: WeakSet[Optimizer] = WeakSet()
+
+
+def optimizer_states(parameters: Sequence[Tensor]) -> list[Tensor]:
+    """Return the state of optimizers that have made a step, for these parameters."""
+    return tensors_of([optimizer.state.get(each) for optimizer in _optimizers for each in parameters])
+
+
+def _finish_measurement(*_: object) -> None:
+    Measurement.finish()
+
+
+@cache
+def watch_optimizers() -> None:
+    """Remember all optimizers from their next step on, and end measurements before their steps."""
+    register_optimizer_step_pre_hook(_finish_measurement)
+    register_optimizer_step_post_hook(lambda optimizer, *_: _optimizers.add(optimizer))
