@@ -71,16 +71,6 @@ def test_tensors_share_id_of_storage_if_they_share_memory():
     assert len({data.storage_id(x.untyped_storage()) for x in meta}) == 2
 
 
-def test_tensor_versions_can_be_set():
-    x, y = torch.ones(2), torch.ones(2, requires_grad=True)
-    z = (x * y).sum()
-    x.add_(1)
-    data.set_versions([x], [x._version - 1])
-    assert x._version == 0
-    z.backward()
-    assert y.grad.tolist() == [2, 2]
-
-
 def test_elements_overlap_in_windows_and_not_in_dense_tensors():
     x = torch.ones(2, 4, 3, 3)
     assert not data.may_overlap(x)

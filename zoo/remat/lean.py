@@ -86,15 +86,12 @@ def is_lean(module: nn.Module) -> bool:
     return isinstance(module, _Lean) and _BUDGET in module.__dict__
 
 
-@contextmanager
-def plain(module: nn.Module) -> Iterator[None]:
-    """Return a context in which a module and its parts train as if `lean` had not been called for them."""
-    lean_parts = [(each, vars(each).pop(_BUDGET)) for each in module.modules() if is_lean(each)]
-    try:
-        yield
-    finally:
-        for each, budget in lean_parts:
-            _make_lean(each, budget)
+def make_plain(module: nn.Module) -> nn.Module:
+    """Undo `lean` for a module and all its parts, in place; return the module."""
+    for part in module.modules():
+        if is_lean(part):
+            lean(part, enabled=False)
+    return module
 
 
 class _Lean:

@@ -262,9 +262,9 @@ class Limiter:
 
     def _within_share(self, planner: Planner) -> Plan:
         assert self._share is not None
-        for plan in planner.front:
-            if plan.live <= self._share * planner.plain_bytes:
-                return plan
+        plan = planner.within(self._share * planner.plain_bytes)
+        if plan is not None:
+            return plan
         least = planner.front[-1]
         if self._share == 0 or self._has_warned or planner.plain_bytes < MIN_WARNED_BYTES:
             return least

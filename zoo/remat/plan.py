@@ -137,6 +137,10 @@ class Planner:
                 best.append(plan)
         return best
 
+    def within(self, limit: float) -> Plan | None:
+        """Return the plan with the least time whose live bytes are within a limit; None if there is none."""
+        return next((plan for plan in self.front if plan.live <= limit), None)
+
     def _find_relevant(self) -> list[int]:
         """Return the blocks that backward reads and all from which they can be recomputed, in order of forward."""
         found: set[int] = set()

@@ -7,7 +7,7 @@ import heapq
 import operator
 import os
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -16,21 +16,16 @@ from torch import Tensor, nn
 from torch.nn.modules import batchnorm, dropout
 from torch.nn.modules import module as module_hooks
 from torch.nn.modules import utils as module_utils
-from torch.nn.utils import parametrize
 from torch.utils import _python_dispatch, _pytree
 from torch.utils.data._utils import signal_handling
 
 _C: Any = torch._C  # the type stubs of torch versions declare different names
 _module_hooks: Any = module_hooks
-_parametrize: Any = parametrize
 _workers: Any = signal_handling
 _cuda_memory: Any = torch.cuda.memory
 
 #: Returns whether a tensor is of a subclass that wraps other tensors and has no memory of its own, such as DTensor.
 is_wrapper = _python_dispatch.is_traceable_wrapper_subclass
-
-#: The class of the tensors without memory that compilers compute shapes with, and keep.
-FakeTensor = torch._subclasses.FakeTensor
 
 #: The name of torch.distributed's all-gather into one tensor. torch 2.11 has only the second name, which 2.13 and 2.14
 #: have deprecated.
@@ -75,11 +70,6 @@ def unpacked(parameter: Tensor) -> Tensor:
     found: _Unpacked = Tensor._make_subclass(_Unpacked, parameter)
     found.replacement = replacement
     return found
-
-
-def set_versions(tensors: Sequence[Tensor], versions: Sequence[int]) -> None:
-    """Set what the version counters of tensors say, which autograd compares with the counters of what it has saved."""
-    _C._autograd._unsafe_set_version_counter(tuple(tensors), tuple(versions))
 
 
 def version_of(tensor: Tensor) -> int:
@@ -208,12 +198,6 @@ DropoutBase = dropout._DropoutNd
 
 #: Returns a pair: a number twice, or the two items of a sequence.
 pair: Callable[[Any], tuple[Any, Any]] = module_utils._pair
-
-
-def parametrization_cache() -> dict[Any, Any]:
-    """Return the parametrized tensors that are computed once within `torch.nn.utils.parametrize.cached`."""
-    cache: dict[Any, Any] = _parametrize._cache
-    return cache
 
 
 #: Returns the leaves of nested lists, tuples and dicts.

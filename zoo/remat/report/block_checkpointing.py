@@ -60,20 +60,6 @@ def blocks_of(model: nn.Module) -> list[nn.Module]:
     return [block for block in found if not any(other in found for other in block.modules() if other is not block)]
 
 
-@contextmanager
-def blocks_checkpointed(model: nn.Module) -> Iterator[None]:
-    """Return a context in which the blocks of a network are checkpointed (`checkpoint_blocks`)."""
-    before = [(vars(block), vars(block).get("forward")) for block in blocks_of(model)]
-    checkpoint_blocks(model)
-    try:
-        yield
-    finally:
-        for attributes, forward in before:
-            del attributes["forward"]
-            if forward is not None:  # of the instance alone, as some libraries set it
-                attributes["forward"] = forward
-
-
 def _checkpointed(model: nn.Module, contexts: Callable[[nn.Module], Contexts]) -> nn.Module:
     blocks = blocks_of(model)
     if not blocks:

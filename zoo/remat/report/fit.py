@@ -21,7 +21,7 @@ from torch.overrides import TorchFunctionMode
 
 from zoo.errors import ConfigError, join_names
 from zoo.remat.budget import Budget, bytes_text, parse_limit
-from zoo.remat.lean import is_lean, lean
+from zoo.remat.lean import make_plain
 from zoo.remat.limit import MARGIN, existing_bytes, optimizer_states
 from zoo.remat.meta_attention import meta_attention
 from zoo.remat.trial import own_of, peak_of_step, within_budget
@@ -184,8 +184,4 @@ class _ToMeta(TorchFunctionMode):
 def _meta_copy(model: nn.Module) -> nn.Module:
     """Return a copy of a network on the meta device, in which no part is lean."""
     with _ToMeta():
-        copied = copy.deepcopy(model)
-    for part in copied.modules():
-        if is_lean(part):
-            lean(part, enabled=False)
-    return copied
+        return make_plain(copy.deepcopy(model))

@@ -20,7 +20,7 @@ from zoo.errors import ConfigError, join_names, truncate
 from zoo.remat import Rematerializer
 from zoo.remat.budget import Budget, parse_limit
 from zoo.remat.eager.deciding import RECOMPUTED, Decision
-from zoo.remat.lean import is_lean, lean
+from zoo.remat.lean import make_plain
 from zoo.remat.limit import existing_bytes
 from zoo.remat.memory_use import StorageLog
 from zoo.remat.meta_attention import kernel_device, meta_attention
@@ -401,11 +401,7 @@ def _measured(
 
 def _plain_copy(model: nn.Module) -> nn.Module:
     """Return a copy of a network for training steps, in which no part is lean."""
-    network = copy_network(model, "zoo.memory_report")
-    for part in network.modules():
-        if is_lean(part):
-            lean(part, enabled=False)
-    return network
+    return make_plain(copy_network(model, "zoo.memory_report"))
 
 
 def _can_train(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
