@@ -52,7 +52,7 @@ from zoo.data.sources.shards import shard_files
 from zoo.data.transforms.classification import AREAS, ASPECT_RATIOS, CROP_TRIES, random_box
 from zoo.data.transforms.pixels import TensorPixels, open_pixels
 from zoo.errors import ConfigError, DataError, ZooError
-from zoo.remat.timing import ratios
+from zoo.memory.timing import ratios
 
 BASELINE = "zoo"
 WARMUP = 2  # epochs before the first turn

@@ -7,7 +7,8 @@ from collections.abc import Callable
 
 from torch import Tensor
 
-from zoo.remat.memory_use import StorageLog, summarize
+from zoo.memory.allocations import summarize
+from zoo.remat.step_log import StorageLog
 
 
 def held_bytes(forward: Callable[[], Tensor]) -> int:

@@ -16,7 +16,7 @@ import tomllib
 
 ROOT = Path(__file__).parents[1]
 ROOMS = [
-    "errors", "tables", "files", "config", "torch_internals", "ops", "layers", "remat", "models", "weights",
+    "errors", "tables", "files", "config", "torch_internals", "ops", "layers", "remat", "memory", "models", "weights",
     "convert", "data", "registry", "engine", "tasks", "run", "benchmark", "reproduce", "inplace_abn",
     "cli",
 ]  # fmt: skip

@@ -34,7 +34,7 @@ def need(*packages: str) -> None:
 
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_external_network_trains_with_same_bits_and_holds_less(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("zoo.remat.report.check.ROUNDS", 1)  # the time is not compared
+    monkeypatch.setattr("zoo.memory.check.ROUNDS", 1)  # the time is not compared
     packages, build = EXAMPLES[name]
     need(*packages)
     torch.manual_seed(0)

@@ -12,6 +12,10 @@ from zoo.errors import TrainingInterrupted as TrainingInterrupted
 from zoo.errors import VerificationError as VerificationError
 from zoo.errors import WeightsError as WeightsError
 from zoo.errors import ZooError as ZooError
+from zoo.memory.allocations import count_memory as count_memory
+from zoo.memory.allocations import measure_memory as measure_memory
+from zoo.memory.check import check as check
+from zoo.memory.report import memory_report as memory_report
 from zoo.registry.get import create_model as create_model
 from zoo.registry.get import get as get
 from zoo.registry.get import load_weights as load_weights
@@ -21,10 +25,6 @@ from zoo.registry.names import list_models as list_models
 from zoo.registry.names import list_pretrained as list_pretrained
 from zoo.registry.transforms import transforms as transforms
 from zoo.remat.lean import lean as lean
-from zoo.remat.memory_use import count_memory as count_memory
-from zoo.remat.memory_use import measure_memory as measure_memory
-from zoo.remat.report.check import check as check
-from zoo.remat.report.memory_report import memory_report as memory_report
 from zoo.run.scoring import score as score
 from zoo.run.segmenting import segment as segment
 from zoo.run.training import train as train

@@ -29,10 +29,10 @@ from zoo.config.architectures import ARCHITECTURES
 from zoo.config.network import NetworkSpec
 from zoo.errors import ConfigError
 from zoo.layers import InPlaceABN
+from zoo.memory.allocations import count_memory, measure_memory
+from zoo.memory.timing import Clock, TimedStep, time_interleaved
 from zoo.ops import backend, native
 from zoo.remat.budget import parse_bytes
-from zoo.remat.memory_use import count_memory, measure_memory
-from zoo.remat.timing import Clock, TimedStep, time_interleaved
 
 CPU = torch.device("cpu")
 

@@ -17,9 +17,9 @@ from zoo.benchmark.network_setup import Setup
 from zoo.benchmark.results import Results
 from zoo.cli import main
 from zoo.config.network import NetworkSpec
+from zoo.memory.allocations import count_memory
 from zoo.remat import recipes
 from zoo.remat.lean import lean
-from zoo.remat.memory_use import count_memory
 
 
 def records(path: Path) -> dict[tuple[str, str, str], float]:

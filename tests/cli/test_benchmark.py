@@ -18,7 +18,7 @@ SMALL = ["--size", "32", "--structure", "1x1x1x1", "--threads", "1"]
 
 @pytest.fixture(autouse=True)
 def _allocator_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("zoo.remat.timing.keep_heap", lambda: "left alone")
+    monkeypatch.setattr("zoo.memory.timing.keep_heap", lambda: "left alone")
 
 
 def run(out: Path, *words: str) -> tuple[int, dict]:

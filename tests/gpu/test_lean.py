@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import zoo
-from zoo.remat.memory_use import measure_memory
+from zoo.memory.allocations import measure_memory
 
 pytestmark = [
     pytest.mark.gpu,

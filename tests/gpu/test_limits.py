@@ -8,7 +8,7 @@ import torch.nn.functional as F
 import torchvision
 
 import zoo
-from tests.remat.test_meta_attention import FORMS, NUM_TOKENS, WIDTH, Attention
+from tests.ops.test_meta_attention import FORMS, NUM_TOKENS, WIDTH, Attention
 from zoo.remat.lean import lean
 
 pytestmark = [

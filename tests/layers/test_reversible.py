@@ -22,7 +22,7 @@ from zoo.layers import (
 )
 from zoo.layers.conv import conv2d
 from zoo.layers.norm import out_of_place
-from zoo.remat.memory_use import count_memory, measure_memory
+from zoo.memory.allocations import count_memory, measure_memory
 
 
 def batch_norm(channels) -> nn.Sequential:

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 
 import zoo
 from tests.formula import relative_error
-from zoo.remat.memory_use import count_memory, measure_memory
+from zoo.memory.allocations import count_memory, measure_memory
 
 NAMES = ["revnext", "revnext_flat", "irevnet_cifar", "irevnet_revnext", "revnext_resnet18", "revnext_revnet"]
 SMALL = {  # name -> options of a network small enough for float64

@@ -9,10 +9,10 @@ import torch.utils.checkpoint
 from torch import nn
 
 from zoo.layers.conv import MaxPool2d
+from zoo.memory.allocations import measure_memory
 from zoo.ops import native, pooling
 from zoo.ops.backend import forced
 from zoo.ops.pooling import max_pool2d
-from zoo.remat.memory_use import measure_memory
 
 needs_kernels = pytest.mark.skipif(native.unavailable_reason() is not None, reason=str(native.unavailable_reason()))
 

@@ -11,9 +11,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from zoo.memory.allocations import measure_memory
 from zoo.remat import Rematerializer
-from zoo.remat.eager.deciding import Decision
-from zoo.remat.memory_use import measure_memory
+from zoo.remat.deciding import Decision
 
 #: The marks of tests that compile. The warnings are torch's own.
 COMPILES = [

@@ -20,7 +20,7 @@ from tests.remat.hunt import (
     shrink,
     write,
 )
-from zoo.remat.eager import recording
+from zoo.remat import recording
 from zoo.remat.inductor import partition
 from zoo.remat.rules import RULES, rule_of
 

@@ -23,7 +23,7 @@ from tests.step import step
 from zoo.errors import ConfigError
 from zoo.remat import Rematerializer
 from zoo.remat.budget import Budget
-from zoo.remat.eager.deciding import Decision
+from zoo.remat.deciding import Decision
 from zoo.remat.lean import StepsAside, is_lean, lean
 
 SIZE_PX = 64  # maps of 64 x 64 px and 8 channels are too large to be kept as small tensors

@@ -18,8 +18,8 @@ from torch.distributed.tensor.placement_types import Shard
 from torch.utils.checkpoint import checkpoint
 
 from tests.remat.programs import are_equal, assert_same_step, gradients, held, images
+from zoo.memory.report import memory_report
 from zoo.remat.lean import lean
-from zoo.remat.report.memory_report import memory_report
 from zoo.torch_internals.dispatch import TorchDispatchMode
 
 SIZE_PX = 96  # 8 channels of 96 x 96 px take more than 64 KiB, up to which tensors are kept

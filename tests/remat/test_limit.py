@@ -26,11 +26,12 @@ import zoo
 from tests.remat.programs import NETWORKS, are_equal, build, images, network, state_of
 from tests.step import step
 from zoo.errors import ConfigError
+from zoo.memory.allocations import measure_memory
 from zoo.remat import inductor_options
 from zoo.remat.lean import lean
 from zoo.remat.limit import MARGIN, BelowFloor, Measurement, Profile, log_of, optimizer_states
-from zoo.remat.memory_use import AllocatorLog, StorageLog, measure_memory
 from zoo.remat.plan import Plan
+from zoo.remat.step_log import AllocatorLog, StorageLog
 
 
 @pytest.fixture(autouse=True)

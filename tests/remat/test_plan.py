@@ -28,9 +28,9 @@ from tests.remat.programs import (
     state_of,
     train_steps,
 )
+from zoo.memory.allocations import measure_memory
 from zoo.remat.lean import is_lean
 from zoo.remat.limit import BelowFloor
-from zoo.remat.memory_use import measure_memory
 from zoo.remat.plan import MAX_WORK, Block, Graph, Operation, Plan, Planner, _MinimumCut
 
 

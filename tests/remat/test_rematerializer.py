@@ -19,10 +19,12 @@ from tests.remat.programs import FrozenBody, are_equal, assert_same, bytes_held,
 from tests.torch_internals.test_dispatch import Watch
 from zoo.ops import backend, native
 from zoo.remat import Rematerializer
-from zoo.remat.eager.deciding import INPUT, Decider, Decision
-from zoo.remat.eager.tracking import KeptMemory, Tracker
+from zoo.remat.cost import ATTENTIONS, flops_of
+from zoo.remat.deciding import INPUT, Decider, Decision
+from zoo.remat.exact_norms import apply_line
 from zoo.remat.recipes import RecipeError
-from zoo.remat.rules import ATTENTIONS, RULES, apply_line, flops_of
+from zoo.remat.rules import RULES
+from zoo.remat.tracking import KeptMemory, Tracker
 from zoo.torch_internals.data import memory_id, storage_id
 
 X, Y = torch.randn(2, 4, 6, 6), torch.randn(2, 4, 6, 6)

@@ -21,7 +21,8 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from tests.remat.hunt import copied, same_bits
 from zoo.remat import Rematerializer
-from zoo.remat.rules import FASTER, aten, batch_norm, max_pool_with_indices
+from zoo.remat.exact_norms import FASTER, batch_norm, max_pool_with_indices
+from zoo.remat.operations import aten
 
 NUM_SAMPLES = 8  # of an operator
 #: Operators that return memory without writing it, and one that torch itself refuses under autocast unless it is empty.

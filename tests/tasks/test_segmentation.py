@@ -16,7 +16,7 @@ from zoo.config.parse import parse_experiment
 from zoo.data.dataset import Batch
 from zoo.engine.validation import validate
 from zoo.errors import DataError
-from zoo.remat.memory_use import count_memory
+from zoo.memory.allocations import count_memory
 from zoo.tasks import task_of
 from zoo.tasks.protocols import WHOLE_IMAGES
 from zoo.tasks.segmentation import SegmentationResult, SegmentationTask, bootstrapped_loss

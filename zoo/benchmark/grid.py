@@ -25,7 +25,7 @@ from zoo.engine.reconstruction import reconstruction_errors
 from zoo.errors import VerificationError
 from zoo.files import write_bytes
 from zoo.layers.reversible import ReversibleSequential
-from zoo.remat.memory_use import measure_memory
+from zoo.memory.allocations import measure_memory
 
 FLOAT, BFLOAT16 = "float32", "bfloat16"
 # As in the RevNet paper's experiments on CIFAR-10, whose batches are larger.

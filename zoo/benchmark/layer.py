@@ -20,9 +20,9 @@ from zoo.benchmark.strategies import BASELINE, compile_with_budget
 from zoo.engine.precision import DTYPES
 from zoo.layers.checkpointing import checkpoint
 from zoo.layers.norm import InPlaceABN
+from zoo.memory.allocations import clear_gradients, measure_memory
+from zoo.memory.timing import Clock, TimedStep, ratios, time_interleaved
 from zoo.ops import backend
-from zoo.remat.memory_use import clear_gradients, measure_memory
-from zoo.remat.timing import Clock, TimedStep, ratios, time_interleaved
 
 SHAPES = (
     (32, 64, 112, 112),

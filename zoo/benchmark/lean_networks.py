@@ -19,13 +19,13 @@ from zoo.benchmark.model import add_times
 from zoo.benchmark.network_setup import Setup, loss_of_any, room_for_compilations
 from zoo.benchmark.results import Case, Results, describe_error
 from zoo.benchmark.strategies import EAGER, compile_with_budget
+from zoo.memory.allocations import measure_memory
+from zoo.memory.check import compare
+from zoo.memory.report import memory_report
+from zoo.memory.trial import default_loss
 from zoo.models.external import iter_tensors
 from zoo.remat import inductor_options
 from zoo.remat.lean import lean
-from zoo.remat.memory_use import measure_memory
-from zoo.remat.report.check import compare
-from zoo.remat.report.memory_report import memory_report
-from zoo.remat.trial import default_loss
 
 PLAIN, LEAN, INDUCTOR = "plain", "lean", "Inductor, lean rule"
 SEED = 0

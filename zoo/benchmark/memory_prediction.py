@@ -14,9 +14,9 @@ import torch
 
 from zoo.benchmark.network_setup import Setup
 from zoo.benchmark.strategies import Strategy
+from zoo.memory.allocations import count_memory
+from zoo.memory.fit import largest_fitting
 from zoo.ops import backend
-from zoo.remat.memory_use import count_memory
-from zoo.remat.report.fit import largest_fitting
 
 
 class MemoryPrediction:

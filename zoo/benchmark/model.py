@@ -16,8 +16,8 @@ from zoo.benchmark.network_setup import Setup, graph_step, room_for_compilations
 from zoo.benchmark.plot_style import Line, Panel, draw_panels
 from zoo.benchmark.results import Case, Results
 from zoo.benchmark.strategies import BASELINE, Strategy, build_all, refusals_noted
-from zoo.remat.memory_use import measure_memory
-from zoo.remat.timing import Clock, TimedStep, ratios, time_interleaved, training_step
+from zoo.memory.allocations import measure_memory
+from zoo.memory.timing import Clock, TimedStep, ratios, time_interleaved, training_step
 from zoo.tables import counted
 
 

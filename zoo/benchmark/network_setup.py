@@ -20,13 +20,13 @@ from zoo.config.network import NetworkSpec
 from zoo.config.segmentation_section import Segmentation
 from zoo.engine.precision import DTYPES, at_least_float32, autocast
 from zoo.errors import ConfigError, join_names
+from zoo.memory.allocations import clear_gradients
+from zoo.memory.block_checkpointing import checkpoint_blocks
+from zoo.memory.timing import TimedStep, training_step
 from zoo.models import build_network
 from zoo.models.build import initialize
 from zoo.models.external import build_external, image_shape, iter_tensors
 from zoo.remat.lean import lean
-from zoo.remat.memory_use import clear_gradients
-from zoo.remat.report.block_checkpointing import checkpoint_blocks
-from zoo.remat.timing import TimedStep, training_step
 from zoo.tasks.segmentation import MapLogits, bootstrapped_loss
 from zoo.torch_internals.compiler import recompile_limit
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from zoo.errors import ConfigError
-from zoo.remat.report.memory_plot import BLUE, GRAY, ORANGE, STYLE
+from zoo.memory.plot import BLUE, GRAY, ORANGE, STYLE
 
 if TYPE_CHECKING:
     from matplotlib.artist import Artist

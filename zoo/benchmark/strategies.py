@@ -18,9 +18,9 @@ from torch import Tensor, nn
 from zoo.benchmark.network_setup import Setup
 from zoo.benchmark.results import Results, describe_error
 from zoo.errors import ConfigError
+from zoo.memory.block_checkpointing import checkpoint_blocks_selectively
 from zoo.remat import inductor_options
 from zoo.remat.lean import lean
-from zoo.remat.report.block_checkpointing import checkpoint_blocks_selectively
 from zoo.torch_internals.compiler import activation_memory_budget, lookup_backend
 
 BASELINE = "std-BN"

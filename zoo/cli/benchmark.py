@@ -82,7 +82,7 @@ class Benchmark(Command):
         import torch
 
         from zoo.benchmark.results import Results
-        from zoo.remat.timing import Clock, describe_timing, keep_heap
+        from zoo.memory.timing import Clock, describe_timing, keep_heap
 
         if self.device == "cuda" and not torch.cuda.is_available():
             raise ConfigError("no CUDA device is available", "command line", "omit --device, or give --device cpu")

@@ -1,7 +1,7 @@
 """Loads the library that is compiled from csrc/, and defines its operators: their schemas and fake kernels.
 
 The operators compute on the CPU. zoo/ops/abn/native.py, zoo/ops/pooling.py, zoo/ops/grid.py, zoo/ops/resample.py and
-zoo/remat/rules.py call them.
+zoo/remat/exact_norms.py call them.
 
 Tested by tests/ops/abn/test_native.py and tests/ops/test_pooling.py.
 """

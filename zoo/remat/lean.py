@@ -18,8 +18,8 @@ from torch import Tensor, nn
 
 from zoo.remat import Rematerializer
 from zoo.remat.budget import Budget
+from zoo.remat.containers import tensors_in
 from zoo.remat.limit import watch_optimizers
-from zoo.remat.report.values import tensors_in
 from zoo.torch_internals.compiler import has_compiled_part, run_while_compiling
 from zoo.torch_internals.data import tensors_of
 from zoo.torch_internals.dispatch import are_transforms_active, top_saved_tensors_hooks

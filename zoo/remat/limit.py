@@ -24,9 +24,9 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from zoo.errors import ConfigError
 from zoo.remat.budget import Budget, bytes_text
 from zoo.remat.follow import Follower
-from zoo.remat.memory_use import AllocatorLog, StorageLog, other_logs
 from zoo.remat.plan import Plan, Planner
 from zoo.remat.record import GraphRecorder
+from zoo.remat.step_log import StepLog, log_of, other_logs
 from zoo.torch_internals.data import storage_id, tensors_of
 from zoo.torch_internals.dispatch import call_after_backward, is_profiling
 
@@ -98,33 +98,6 @@ class Profile:
             rest.append(after.get(time, rest[-1]))
         reads = [before.get(time, rest[time]) for time in range(len(plan.during))]
         return cls(max(0, forward - plan.saved_bytes), reads, rest[1:])
-
-
-class CudaLog:
-    """Reads the bytes that are allocated on a GPU at each mark, without waiting for the GPU."""
-
-    def __init__(self, device: torch.device) -> None:
-        self.marks: list[tuple[str, int]] = []
-        self._device, self._totals = device, [0]
-
-    def __enter__(self) -> CudaLog:
-        self._base = torch.cuda.memory_allocated(self._device)
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        pass
-
-    def mark(self, name: str) -> None:
-        """Read the bytes that are allocated now."""
-        self.marks.append((name, len(self._totals)))
-        self._totals.append(torch.cuda.memory_allocated(self._device) - self._base)
-
-    def totals(self) -> list[int]:
-        """Return the bytes at the marks, beyond those at the start."""
-        return self._totals
-
-
-StepLog = AllocatorLog | StorageLog | CudaLog
 
 
 class Measurement:
@@ -309,13 +282,6 @@ class Limiter:
 
 
 other_logs.append(Measurement.finish)
-
-
-def log_of(device: torch.device) -> StepLog:
-    """Return a log of the bytes of a step on a device."""
-    if device.type == "cuda":
-        return CudaLog(device)
-    return StorageLog() if device.type == "meta" else AllocatorLog(device)
 
 
 def existing_bytes(parameters: Callable[[], Sequence[Tensor]], inputs: Iterable[Tensor]) -> int:

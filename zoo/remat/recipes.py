@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 
 from zoo.errors import ZooError
-from zoo.remat.rules import Operation, in_place_of
+from zoo.remat.operations import Operation
+from zoo.remat.rules import in_place_of
 from zoo.torch_internals.compiler import never_compile
 from zoo.torch_internals.data import detach, is_alias_of
 from zoo.torch_internals.dispatch import call_with_flags, skip_autograd_and_autocast

@@ -11,7 +11,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from zoo.remat.meta_attention import kernel_device
+from zoo.ops.meta_attention import kernel_device
 from zoo.remat.plan import Block, Graph, Operation
 from zoo.remat.recipes import Recipe, TrackedTensor
 from zoo.remat.rules import in_place_of

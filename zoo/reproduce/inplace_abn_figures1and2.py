@@ -18,8 +18,9 @@ from zoo.benchmark.variants import SLOPE, STRATEGIES, Block
 from zoo.config.network import NetworkSpec
 from zoo.layers.norm import norm_act
 from zoo.layers.residual import IdentityResidualBlock
+from zoo.memory.allocations import count_memory
 from zoo.models.resnext import GROUPS
-from zoo.remat.memory_use import StorageLog, count_memory
+from zoo.remat.step_log import StorageLog
 from zoo.reproduce.comparison import ReportSection
 from zoo.reproduce.inplace_abn_table2 import GPUS, INPLACE_STRATEGIES, PLAIN_IABN
 from zoo.reproduce.measurements import measures

@@ -13,9 +13,9 @@ from torch import Tensor, nn
 
 from zoo.benchmark.results import median_and_spread
 from zoo.benchmark.variants import Block
+from zoo.memory.allocations import clear_gradients
+from zoo.memory.timing import Clock, TimedStep, keep_heap, ratios, time_interleaved
 from zoo.models.resnext import GROUPS
-from zoo.remat.memory_use import clear_gradients
-from zoo.remat.timing import Clock, TimedStep, keep_heap, ratios, time_interleaved
 from zoo.reproduce.comparison import Comparison, ReportSection
 from zoo.reproduce.measurements import measures
 from zoo.reproduce.published_numbers import published_number

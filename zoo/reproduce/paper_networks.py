@@ -14,8 +14,8 @@ from torch import Tensor, nn
 
 from zoo.config.network import merge, parse_spec
 from zoo.layers.init import init_weights
+from zoo.memory.allocations import count_memory
 from zoo.models import build_network
-from zoo.remat.memory_use import count_memory
 
 
 def build_for_training(name: str, device: str = "cpu", **settings: Any) -> nn.Module:

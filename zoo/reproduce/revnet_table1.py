@@ -20,8 +20,8 @@ from zoo.layers import init_weights, norm_act
 from zoo.layers.checkpointing import checkpoint
 from zoo.layers.reversible import ReversibleBlock, ReversibleSequential
 from zoo.layers.revnet_blocks import build_preact_branch
-from zoo.remat.memory_use import measure_memory
-from zoo.remat.timing import Clock, ratios, time_interleaved, training_step
+from zoo.memory.allocations import measure_memory
+from zoo.memory.timing import Clock, ratios, time_interleaved, training_step
 from zoo.reproduce.comparison import ReportSection
 from zoo.reproduce.measurements import measures
 from zoo.reproduce.paper_networks import build_for_training, forward_of

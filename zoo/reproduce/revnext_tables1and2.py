@@ -18,7 +18,7 @@ from zoo.config.parse import load_experiment
 from zoo.layers.invertible import InvertibleConv, LayerwiseBlock
 from zoo.layers.norm import ABN
 from zoo.layers.reversible import ReversibleBlock
-from zoo.remat.memory_use import count_memory, measure_memory
+from zoo.memory.allocations import count_memory, measure_memory
 from zoo.reproduce.comparison import Comparison, ReportSection
 from zoo.reproduce.error_rates import needs_training, report_errors
 from zoo.reproduce.measurements import measures

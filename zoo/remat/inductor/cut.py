@@ -14,6 +14,7 @@ from collections.abc import Sequence
 import torch
 
 from zoo.remat.budget import Budget
+from zoo.remat.cost import is_low_rank
 from zoo.remat.inductor.nodes import (
     Node,
     base_of,
@@ -25,7 +26,7 @@ from zoo.remat.inductor.nodes import (
     is_view,
     prices_of,
 )
-from zoo.remat.rules import MAX_DEPTH, MIN_BYTES, is_low_rank, rule_of
+from zoo.remat.rules import MAX_DEPTH, MIN_BYTES, rule_of
 from zoo.torch_internals.compiler import is_random
 from zoo.torch_internals.dispatch import OperatorOverload, schema_of
 

@@ -15,7 +15,9 @@ import torch
 from torch import Tensor, fx
 from torch.fx.node import map_arg
 
-from zoo.remat.rules import PRODUCTS, first_tensor, flops_of, rule_of
+from zoo.remat.cost import PRODUCTS, flops_of
+from zoo.remat.operations import first_tensor
+from zoo.remat.rules import rule_of
 from zoo.torch_internals.compiler import size_hint
 
 aten = torch.ops.aten

@@ -1,6 +1,6 @@
 """The module and the operation in which the values of two training steps first differ.
 
-Tested by tests/remat/report/test_check.py.
+Tested by tests/memory/test_check.py.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules import module as module_hooks
 
-from zoo.remat.report.values import bits, elements_of
+from zoo.memory.values import bits, elements_of
 from zoo.torch_internals.data import tensors_of
 
 

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 import zoo
 from tests.remat import programs
 from zoo.errors import ConfigError
+from zoo.memory.fit import Fit, largest_fitting
 from zoo.remat.lean import lean
-from zoo.remat.report.fit import Fit, largest_fitting
 
 SIZE_PX = 32
 

@@ -13,7 +13,8 @@ from torch import Tensor, nn
 
 import zoo
 from zoo.layers import InPlaceABN
-from zoo.remat.memory_use import Change, Memory, count_memory, measure_memory, summarize
+from zoo.memory.allocations import Memory, count_memory, measure_memory, summarize
+from zoo.remat.step_log import Change
 
 Counter = Callable[..., Memory]
 COUNTERS = [measure_memory, count_memory]
@@ -111,7 +112,7 @@ def test_reused_address_counts_while_its_tensor_is_alive() -> None:
 PROCESS = """
 import gc, re, torch
 from torch import nn
-from zoo.remat.memory_use import measure_memory
+from zoo.memory.allocations import measure_memory
 from zoo.layers import InPlaceABN
 
 def status(key):

@@ -13,31 +13,21 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from zoo.remat.eager.deciding import Decider
-from zoo.remat.eager.tracking import Tracker
-from zoo.remat.recipes import Recipe, TrackedTensor
-from zoo.remat.rules import (
-    ADD,
+from zoo.remat.bits import bits_of, mask_of
+from zoo.remat.cost import PRODUCTS
+from zoo.remat.deciding import Decider
+from zoo.remat.exact_norms import FASTER, apply_line, recipe_of_batch_norm
+from zoo.remat.operations import (
     BATCH_NORMS,
-    COPIES,
-    ENLARGES,
-    FASTER,
-    MASKS,
-    PRODUCTS,
-    RELU,
-    UNSAFE_VIEW,
     Operation,
-    Rule,
-    apply_line,
-    bits_of,
     call_in_mode,
     call_with_keywords,
-    mask_of,
-    recipe_of_batch_norm,
-    rule_of,
     writes_inside,
     written_arguments,
 )
+from zoo.remat.recipes import Recipe, TrackedTensor
+from zoo.remat.rules import ADD, COPIES, ENLARGES, MASKS, RELU, UNSAFE_VIEW, Rule, rule_of
+from zoo.remat.tracking import Tracker
 from zoo.torch_internals.data import may_overlap, memory_id
 from zoo.torch_internals.dispatch import (
     DisableTorchDispatch,

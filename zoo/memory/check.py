@@ -1,6 +1,6 @@
 """`zoo.check`: whether a variant of a network trains with the bits of plain training, and what it saves.
 
-Tested by tests/remat/report/test_check.py.
+Tested by tests/memory/test_check.py.
 """
 
 from __future__ import annotations
@@ -21,14 +21,15 @@ import torch
 from torch import Tensor, nn
 
 from zoo.errors import ConfigError, truncate
+from zoo.memory.allocations import Memory, measure_memory
+from zoo.memory.places import StepDigests
+from zoo.memory.progress import progress
+from zoo.memory.scenarios import SCENARIOS, STEPS, ModelInputs, Scenario, Training, match_names
+from zoo.memory.timing import Clock, time_interleaved, training_step
+from zoo.memory.trial import copy_network, default_loss, device_of, restored_generators, trained_outputs
+from zoo.memory.values import Difference, Value, copied, difference, value_of
+from zoo.remat.containers import tensors_in
 from zoo.remat.lean import lean
-from zoo.remat.memory_use import Memory, measure_memory
-from zoo.remat.report.places import StepDigests
-from zoo.remat.report.progress import progress
-from zoo.remat.report.scenarios import SCENARIOS, STEPS, ModelInputs, Scenario, Training, match_names
-from zoo.remat.report.values import Difference, Value, copied, difference, tensors_in, value_of
-from zoo.remat.timing import Clock, time_interleaved, training_step
-from zoo.remat.trial import copy_network, default_loss, device_of, restored_generators, trained_outputs
 from zoo.tables import counted
 
 ROUNDS = 5  # of timed steps
@@ -117,7 +118,7 @@ def check(
     further steps on one other batch each. An evaluation pass follows. The other batches are the inputs rolled along
     the batch dimension, and scaled if they are not integers.
 
-    Then the same copies are trained in other ways (`zoo.remat.report.scenarios`): several passes before backward,
+    Then the same copies are trained in other ways (`zoo.memory.scenarios`): several passes before backward,
     evaluation before backward and between steps, second derivatives, autocast, other frozen parameters, inputs and
     outputs that are overwritten. The size of the inputs and the number of passes bound the faults that can be found.
 

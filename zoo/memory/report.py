@@ -17,18 +17,11 @@ import torch
 from torch import nn
 
 from zoo.errors import ConfigError, join_names, truncate
-from zoo.remat import Rematerializer
-from zoo.remat.budget import Budget, parse_limit
-from zoo.remat.eager.deciding import RECOMPUTED, Decision
-from zoo.remat.lean import make_plain
-from zoo.remat.limit import existing_bytes
-from zoo.remat.memory_use import StorageLog
-from zoo.remat.meta_attention import kernel_device, meta_attention
-from zoo.remat.report.block_checkpointing import blocks_of, checkpoint_blocks
-from zoo.remat.report.fit import Fit, Subject
-from zoo.remat.report.memory_plot import Timeline, draw_timelines, format_of, save
-from zoo.remat.report.progress import progress
-from zoo.remat.trial import (
+from zoo.memory.block_checkpointing import blocks_of, checkpoint_blocks
+from zoo.memory.fit import Fit, Subject
+from zoo.memory.plot import Timeline, draw_timelines, format_of, save
+from zoo.memory.progress import progress
+from zoo.memory.trial import (
     as_leaf,
     clone,
     copy_network,
@@ -39,6 +32,13 @@ from zoo.remat.trial import (
     trained_outputs,
     within_budget,
 )
+from zoo.ops.meta_attention import kernel_device, meta_attention
+from zoo.remat import Rematerializer
+from zoo.remat.budget import Budget, parse_limit
+from zoo.remat.deciding import RECOMPUTED, Decision
+from zoo.remat.lean import make_plain
+from zoo.remat.limit import existing_bytes
+from zoo.remat.step_log import StorageLog
 from zoo.tables import Cell, markdown_table
 from zoo.torch_internals.data import observer, tensors_of, tree_map
 

@@ -1,17 +1,10 @@
-"""Bytes that a training step takes, counted in two independent ways.
+"""Logs of the memory that a training step allocates and frees.
 
-`measure_memory` reads what the memory allocator reports during a real step. That includes tensors hidden in a compiled
-graph, a C++ operator or the closure of a recomputation, and the scratch memory of convolutions.
-`count_memory` adds up the tensors that the step's operations return. On the meta device nothing is computed and no
-memory is taken, but tensors inside compiled graphs and the scratch memory of operators are not seen. Attention is
-counted there as this machine's GPU computes it, or without a GPU as the CPU does.
-
-Tested by tests/remat/test_memory.py.
+Tested by tests/memory/test_allocations.py.
 """
 
 from __future__ import annotations
 
-import gc
 import weakref
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
@@ -23,8 +16,7 @@ from torch import Tensor
 from torch.profiler import record_function
 
 from zoo.errors import ConfigError
-from zoo.remat.meta_attention import meta_attention
-from zoo.remat.rules import call_in_mode
+from zoo.remat.operations import call_in_mode
 from zoo.torch_internals.data import (
     cuda_history,
     record_cuda_history,
@@ -35,25 +27,8 @@ from zoo.torch_internals.data import (
 )
 from zoo.torch_internals.dispatch import TorchDispatchMode, is_profiling
 
-END_OF_FORWARD = "end of forward"
 MARK = "zoo mark: "
 GRADIENT = "zoo: gradient of bytes "
-
-
-class Memory(NamedTuple):
-    """Bytes of a training step, excluding what existed before it (parameters, buffers, images).
-
-    Args:
-    - `held`: bytes alive between the forward and the backward pass.
-    - `peak`: the most bytes alive at one time in either pass, including gradients of the parameters.
-    - `peak_without_gradients`: the most bytes alive at one time, excluding these gradients.
-    - `gradients`: bytes of the parameters' gradients alone.
-    """
-
-    held: int
-    peak: int
-    peak_without_gradients: int
-    gradients: int
 
 
 class Change(NamedTuple):
@@ -61,66 +36,6 @@ class Change(NamedTuple):
 
     address: int
     size: int
-
-
-def measure_memory(forward: Callable[[], Tensor], parameters: Iterable[Tensor], *, warmup: int = 1) -> Memory:
-    """Run a training step and return the bytes that it takes from the allocator of the parameters' device.
-
-    The parameters' gradients are None afterwards. Other state that a training step changes (running statistics, the
-    random number generator) changes here too. Raises ConfigError on the CPU if a profiler is active.
-
-    Args:
-    - `forward`: computes the loss, a scalar, of images that exist already.
-    - `parameters`: parameters of the network, at least one.
-    - `warmup`: number of steps that run before the measured one, to compile and to fill caches.
-    """
-    parameters = list(parameters)
-    for _ in range(warmup):
-        forward().backward()
-    return _memory_of_step(AllocatorLog(parameters[0].device), forward, parameters)
-
-
-def count_memory(forward: Callable[[], Tensor], parameters: Iterable[Tensor], *, warmup: int = 0) -> Memory:
-    """Run a training step and return the bytes of the storages that its operations create.
-
-    With parameters and images on the meta device this takes neither memory nor time.
-
-    Args:
-    - `forward`: computes the loss, a scalar, of images that exist already.
-    - `parameters`: parameters of the network; their gradients are None afterwards.
-    - `warmup`: number of steps that run before the counted one: 1 for lean training within a fraction.
-    """
-    parameters = list(parameters)
-
-    def forward_with_attention() -> Tensor:
-        with meta_attention():
-            return forward()
-
-    for _ in range(warmup):
-        forward_with_attention().backward()
-    return _memory_of_step(StorageLog(), forward_with_attention, parameters)
-
-
-def _memory_of_step(
-    log: AllocatorLog | StorageLog, forward: Callable[[], Tensor], parameters: Sequence[Tensor]
-) -> Memory:
-    clear_gradients(parameters)
-    gc.collect()  # nothing older may be freed during the step
-    with log:
-        loss = forward()
-        log.mark(END_OF_FORWARD)
-        with watched(parameters):
-            loss.backward()
-    addresses = log.addresses(each.grad.untyped_storage() for each in parameters if each.grad is not None)
-    memory = summarize(log.changes, log.marks[0][1], addresses)
-    clear_gradients(parameters)
-    return memory
-
-
-def clear_gradients(parameters: Iterable[Tensor]) -> None:
-    """Set the gradients of the parameters to None."""
-    for parameter in parameters:
-        parameter.grad = None
 
 
 class StorageLog(TorchDispatchMode):
@@ -170,25 +85,6 @@ class StorageLog(TorchDispatchMode):
     def _forget(self, address: int) -> None:
         del self._known[address]
         self.changes.append(Change(address, 0))
-
-
-def summarize(changes: Sequence[Change], end_of_forward: int, gradients: set[int]) -> Memory:
-    """Return the bytes of a step.
-
-    Args:
-    - `changes`: all changes of the step, in order.
-    - `end_of_forward`: how many of them belong to the forward pass.
-    - `gradients`: addresses of the parameters' gradients at the end of the step.
-    """
-    last_allocation = {change.address: index for index, change in enumerate(changes) if change.size > 0}
-    of_gradients = {last_allocation[address] for address in gradients if address in last_allocation}
-    totals = list(totals_of(changes))
-    return Memory(
-        held=totals[end_of_forward],
-        peak=max(totals),
-        peak_without_gradients=max(totals_of(changes, of_gradients)),
-        gradients=sum(changes[index].size for index in of_gradients),
-    )
 
 
 def totals_of(changes: Sequence[Change], left_out: Collection[int] = ()) -> Iterator[int]:
@@ -286,6 +182,40 @@ class AllocatorLog:
                 self.changes.append(Change(len(self.changes), size))
             elif size < 0 and live[-size]:  # otherwise it existed before
                 self.changes.append(Change(live[-size].pop(), 0))
+
+
+class CudaLog:
+    """Reads the bytes that are allocated on a GPU at each mark, without waiting for the GPU."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.marks: list[tuple[str, int]] = []
+        self._device, self._totals = device, [0]
+
+    def __enter__(self) -> CudaLog:
+        self._base = torch.cuda.memory_allocated(self._device)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        pass
+
+    def mark(self, name: str) -> None:
+        """Read the bytes that are allocated now."""
+        self.marks.append((name, len(self._totals)))
+        self._totals.append(torch.cuda.memory_allocated(self._device) - self._base)
+
+    def totals(self) -> list[int]:
+        """Return the bytes at the marks, beyond those at the start."""
+        return self._totals
+
+
+StepLog = AllocatorLog | StorageLog | CudaLog
+
+
+def log_of(device: torch.device) -> StepLog:
+    """Return a log of the bytes of a step on a device."""
+    if device.type == "cuda":
+        return CudaLog(device)
+    return StorageLog() if device.type == "meta" else AllocatorLog(device)
 
 
 @contextmanager

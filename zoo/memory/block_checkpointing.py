@@ -12,7 +12,7 @@ from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_conte
 
 from zoo.errors import ConfigError
 from zoo.ops.context import restored_buffers
-from zoo.remat.rules import CONTRACTIONS, CONVOLUTION
+from zoo.remat.cost import CONTRACTIONS, CONVOLUTION
 
 Contexts = tuple[AbstractContextManager[Any], AbstractContextManager[Any]]
 

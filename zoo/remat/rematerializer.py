@@ -15,23 +15,15 @@ import torch
 from torch import Tensor
 
 from zoo.remat.budget import Budget
-from zoo.remat.eager.deciding import Decider, Decision, DecisionLog
-from zoo.remat.eager.frozen import DeferredHandle, FrozenLayers
-from zoo.remat.eager.recording import Recorder, traits_of
-from zoo.remat.eager.tracking import KeptMemory, Tracker, is_parameter, is_trackable
+from zoo.remat.cost import CONVOLUTION, LINEAR, flops_of, is_low_rank
+from zoo.remat.deciding import Decider, Decision, DecisionLog
+from zoo.remat.frozen import DeferredHandle, FrozenLayers
 from zoo.remat.limit import Limiter, existing_bytes
+from zoo.remat.operations import Operation, aten
 from zoo.remat.recipes import Recipe, SavedHandle, unpack
-from zoo.remat.rules import (
-    CONVOLUTION,
-    LINEAR,
-    MAX_DEPTH,
-    RELU,
-    Operation,
-    aten,
-    flops_of,
-    is_low_rank,
-    unread_input,
-)
+from zoo.remat.recording import Recorder, traits_of
+from zoo.remat.rules import MAX_DEPTH, RELU, unread_input
+from zoo.remat.tracking import KeptMemory, Tracker, is_parameter, is_trackable
 from zoo.torch_internals.compiler import never_compile
 from zoo.torch_internals.data import unpacked
 from zoo.torch_internals.dispatch import (

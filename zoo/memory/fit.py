@@ -2,7 +2,7 @@
 
 Other batches are counted on the meta device, which takes no memory.
 
-Tested by tests/remat/report/test_fit.py.
+Tested by tests/memory/test_fit.py.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from zoo.errors import ConfigError, join_names
+from zoo.memory.trial import own_of, peak_of_step, within_budget
+from zoo.ops.meta_attention import meta_attention
 from zoo.remat.budget import Budget, bytes_text, parse_limit
 from zoo.remat.lean import make_plain
 from zoo.remat.limit import MARGIN, existing_bytes, optimizer_states
-from zoo.remat.meta_attention import meta_attention
-from zoo.remat.trial import own_of, peak_of_step, within_budget
 from zoo.torch_internals.data import tensors_of, tree_map
 
 PLACE = "MemoryReport.largest_batch"

@@ -1,6 +1,6 @@
 """Draws the memory of a training step over time, plain and lean.
 
-Tested by tests/remat/report/test_memory_plot.py.
+Tested by tests/memory/test_plot.py.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from torch import nn
 
 from zoo.errors import ConfigError, join_names
 from zoo.files import write_bytes
-from zoo.remat.memory_use import StorageLog, totals_of
+from zoo.remat.step_log import StorageLog, totals_of
 from zoo.torch_internals.data import observer
 
 if TYPE_CHECKING:

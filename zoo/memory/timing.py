@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from zoo.remat.memory_use import clear_gradients
+from zoo.memory.allocations import clear_gradients
 
 MIN_SAMPLE_S = 0.01  # shorter steps run several times per sample
 M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4  # options of mallopt, from malloc.h

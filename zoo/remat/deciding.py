@@ -12,10 +12,12 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from zoo.remat.eager.tracking import KeptMemory, Tracker, copy_of, is_parameter, is_trackable
+from zoo.remat.cost import PRODUCTS
 from zoo.remat.follow import Follower
+from zoo.remat.operations import Operation
 from zoo.remat.recipes import Recipe, SavedHandle, SavedTensor, TrackedTensor, detached
-from zoo.remat.rules import CONCATENATE, PRODUCTS, Operation, rule_of
+from zoo.remat.rules import CONCATENATE, rule_of
+from zoo.remat.tracking import KeptMemory, Tracker, copy_of, is_parameter, is_trackable
 from zoo.torch_internals.data import memory_id, storage_id
 
 RECOMPUTED = "recomputed in backward"  # the reason to save a recipe

@@ -1,6 +1,6 @@
 """Shows what a measurement of several steps is doing: `progress`.
 
-Tested by tests/remat/report/test_progress.py.
+Tested by tests/memory/test_progress.py.
 """
 
 from __future__ import annotations

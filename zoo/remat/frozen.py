@@ -17,10 +17,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from zoo.remat.eager.deciding import INPUT, RECOMPUTED, Decider, Decision, DecisionLog
-from zoo.remat.eager.tracking import Tracker, is_trackable
+from zoo.remat.bits import rectified_of, signs_of
+from zoo.remat.deciding import INPUT, RECOMPUTED, Decider, Decision, DecisionLog
 from zoo.remat.recipes import SavedHandle, TrackedTensor, detached, unmodified, unpack
-from zoo.remat.rules import rectified_of, signs_of
+from zoo.remat.tracking import Tracker, is_trackable
 from zoo.torch_internals.data import is_alias_of
 from zoo.torch_internals.dispatch import DisableTorchDispatch, skip_autograd_and_autocast
 

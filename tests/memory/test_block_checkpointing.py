@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from zoo.errors import ConfigError
-from zoo.remat.memory_use import count_memory
-from zoo.remat.report.block_checkpointing import checkpoint_blocks, checkpoint_blocks_selectively
+from zoo.memory.allocations import count_memory
+from zoo.memory.block_checkpointing import checkpoint_blocks, checkpoint_blocks_selectively
 
 
 class Block(nn.Module):

@@ -10,8 +10,8 @@ import pytest
 
 import zoo
 from tests.remat.programs import images, network
-from zoo.remat.report import progress as module
-from zoo.remat.report.progress import progress
+from zoo.memory import progress as module
+from zoo.memory.progress import progress
 
 
 class Terminal(io.StringIO):

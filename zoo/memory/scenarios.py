@@ -1,6 +1,6 @@
 """Ordinary ways to train a network, in which `zoo.check` compares a variant with plain training.
 
-Tested by tests/remat/report/test_check.py and tests/remat/report/test_check_tricks.py.
+Tested by tests/memory/test_check.py and tests/memory/test_check_tricks.py.
 """
 
 from __future__ import annotations
@@ -16,9 +16,10 @@ import torch
 from torch import Tensor, nn
 
 from zoo.errors import ConfigError, join_names
-from zoo.remat.report.places import StepDigests
-from zoo.remat.report.values import PLAIN, Value, copied, difference, named, tensors_in, value_of
-from zoo.remat.trial import device_of, trained_outputs
+from zoo.memory.places import StepDigests
+from zoo.memory.trial import device_of, trained_outputs
+from zoo.memory.values import Value, copied, difference, value_of
+from zoo.remat.containers import PLAIN, named, tensors_in
 from zoo.torch_internals.data import DropoutBase, is_wrapper
 
 LEARNING_RATE = 0.01

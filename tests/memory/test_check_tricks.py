@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 import zoo
-from tests.remat.report.faulty_tricks import (
+from tests.memory.faulty_tricks import (
     TRICKS,
     Classifier,
     FromPixels,
@@ -37,7 +37,7 @@ from tests.remat.report.faulty_tricks import (
     tokens,
     with_last,
 )
-from zoo.remat.report.scenarios import SCENARIOS
+from zoo.memory.scenarios import SCENARIOS
 
 #: Faults that a check does not find. It adds no hooks, makes no copies of the variant, and trains on values, sizes and
 #: types of the given inputs.
@@ -52,7 +52,7 @@ NOT_FOUND = {
 
 @pytest.fixture(autouse=True)
 def _one_round(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("zoo.remat.report.check.ROUNDS", 1)  # the time is not compared
+    monkeypatch.setattr("zoo.memory.check.ROUNDS", 1)  # the time is not compared
 
 
 def network_of(build: Callable[[], nn.Module]) -> nn.Module:

@@ -1,6 +1,6 @@
 """Training steps on copies of a network, which `zoo.check` and `zoo.memory_report` run.
 
-Tested by tests/remat/test_trial.py.
+Tested by tests/memory/test_trial.py.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from torch import Tensor, nn
 
 from zoo.errors import ConfigError, join_names, truncate
 from zoo.remat.budget import Budget
-from zoo.remat.eager.rematerializer import Rematerializer
 from zoo.remat.limit import Measurement
-from zoo.remat.memory_use import StorageLog
 from zoo.remat.plan import Planner
+from zoo.remat.rematerializer import Rematerializer
+from zoo.remat.step_log import StorageLog
 from zoo.torch_internals.data import tensors_of, tree_map
 
 

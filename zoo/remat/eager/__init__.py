@@ -1,1 +1,0 @@
-"""Eager lean training: a dispatch mode records forward, and decides what autograd saves."""

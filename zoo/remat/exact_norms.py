@@ -1,0 +1,193 @@
+"""Kernels of norms and pooling with the bits of torch that take less time, and how backward repeats a norm exactly.
+
+Tested by tests/remat/test_rules.py.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from math import prod
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from zoo.ops.backend import name_for
+from zoo.remat.operations import Operation, aten, first_output
+from zoo.torch_internals.dispatch import (
+    DisableTorchDispatch,
+)
+
+LINE_DTYPES = (torch.float32, torch.float64)  # of `apply_line`
+VECTOR = 8  # channels
+
+
+def max_pool_with_indices(x: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+    """Return the outputs of `max_pool2d_with_indices`.
+
+    On the CPU, torch's channels-last kernel is three times as fast as the contiguous kernel if there are enough
+    channels to vectorize over. Maxima are not rounded, so both kernels return the same bits. Half precision keeps its
+    kernel, because NaN beside infinity gives other bits there.
+    """
+    is_slow = (
+        type(x) is Tensor and x.device.type == "cpu" and x.dtype in LINE_DTYPES and x.ndim == 4 and x.is_contiguous()
+    )
+    if not is_slow or x.shape[1] < VECTOR:
+        first: tuple[Tensor, Tensor] = aten.max_pool2d_with_indices(x, *args, **kwargs)
+        return first
+    out, indices = aten.max_pool2d_with_indices(x.contiguous(memory_format=torch.channels_last), *args, **kwargs)
+    # `contiguous` would keep the strides of sizes of 1.
+    return out.clone(memory_format=torch.contiguous_format), indices.clone(memory_format=torch.contiguous_format)
+
+
+def batch_norm(x: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the outputs of `native_batch_norm`, and update the running statistics.
+
+    In training on the CPU, torch accumulates each channel in double precision, one element after another. The compiled
+    kernel vectorizes over channels, keeps this order, and takes a third of the time.
+    """
+    if kwargs or not _can_sum_side_by_side(x, *args):
+        out: tuple[Tensor, Tensor, Tensor] = aten.native_batch_norm(x, *args, **kwargs)
+        return out
+    *tensors, _, momentum, eps = args
+    fast: tuple[Tensor, Tensor, Tensor] = torch.ops.zoo.batch_norm.default(x, *tensors, momentum, eps)
+    return fast
+
+
+def _can_sum_side_by_side(x: Tensor, *args: Any) -> bool:
+    *vectors, is_training, _, _ = args
+    return (
+        is_training
+        and type(x) is Tensor
+        and x.dtype is torch.float32
+        and x.is_contiguous()
+        and (1 not in x.shape or x.stride() == _contiguous_strides(x))  # torch's output has these
+        and x.ndim > 2
+        and x.shape[1] % VECTOR == 0
+        and x.numel() > x.shape[0] * x.shape[1]  # torch sums single positions in another order
+        and name_for(x.device) == "native"
+        and all(each is None or (each.dtype is torch.float32 and each.is_contiguous()) for each in vectors)
+        and batch_norm_is_exact()
+    )
+
+
+def _contiguous_strides(x: Tensor) -> tuple[int, ...]:
+    return tuple(prod(x.shape[dim + 1 :]) for dim in range(x.ndim))
+
+
+#: Operations -> functions with the same bits that take less time, in forward too.
+FASTER = {
+    aten.max_pool2d_with_indices.default: max_pool_with_indices,
+    aten.native_batch_norm.default: batch_norm,
+}
+
+
+def recipe_of_batch_norm(
+    operation: Operation, args: tuple[Any, ...], outputs: Any
+) -> tuple[Operation, tuple[Any, ...], tuple[Any, ...]]:
+    """Return a function that recomputes the first output of a batch norm exactly, and its arguments.
+
+    The arguments are in two parts: the norm's own, and small ones that nothing else modifies. Running statistics are
+    not updated. If the norm used batch statistics, only the dtype of its running statistics is needed, which selects
+    the kernel. In training, torch's own norms are recomputed from their saved mean and inverse standard deviation, in
+    one pass over x: on the CPU as a scale and shift, on CUDA by the second of the norm's kernels. cuDNN's norms
+    recompute their statistics, because their rounding is not documented.
+    """
+    x, weight, bias, _, _, is_training = args[:6]
+    if not is_training:
+        return first_output, (operation, *args), ()
+    if operation is aten.native_batch_norm.default:
+        if has_exact_line(x, weight, bias, outputs[1]):
+            return apply_line, (x,), (*line_of(weight, bias, outputs[1], outputs[2]), None, False)
+        if x.is_cuda:
+            return aten.batch_norm_elemt.default, (x, weight, bias), (outputs[1], outputs[2], args[7])
+    dtype = None if args[3] is None else args[3].dtype
+    return repeat_batch_norm, (operation, dtype, x, weight, bias, *args[6:]), ()
+
+
+def repeat_batch_norm(
+    operation: Operation,
+    dtype: torch.dtype | None,
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    *settings: float,
+) -> Tensor:
+    """Return the first output of a training-mode batch norm that had running statistics of this dtype, if any."""
+    scratch = (None, None) if dtype is None else x.new_zeros(2, x.shape[1], dtype=dtype)
+    out: Tensor = operation(x, weight, bias, *scratch, True, *settings)[0]
+    return out
+
+
+def has_exact_line(x: Tensor, weight: Tensor | None, bias: Tensor | None, mean: Tensor) -> bool:
+    """Return whether `apply_line` recomputes a training-mode batch norm of x bit for bit, from its statistics."""
+    is_dense = _is_dense(x) and all(each is None or each.is_contiguous() for each in (weight, bias))
+    return x.device.type == "cpu" and mean.dtype == x.dtype and is_dense and line_is_exact(x.dtype)
+
+
+def _is_dense(x: Tensor) -> bool:
+    """Return whether x is contiguous or channels-last, the layouts that batch norms have kernels for."""
+    return x.is_contiguous() or (x.ndim == 4 and x.is_contiguous(memory_format=torch.channels_last))
+
+
+def line_of(weight: Tensor | None, bias: Tensor | None, mean: Tensor, invstd: Tensor) -> tuple[Tensor, Tensor]:
+    """Return (alpha, beta) with batch_norm(x) = alpha x + beta, rounded as in torch's CPU kernel."""
+    alpha = invstd.clone() if weight is None else invstd * weight
+    zero = torch.zeros_like(alpha) if bias is None else bias
+    return alpha, torch.addcmul(zero, mean, alpha, value=-1)  # a fused multiply-add, as in the kernel
+
+
+def apply_line(
+    x: Tensor, alpha: Tensor, beta: Tensor, shortcut: Tensor | None = None, is_rectified: bool = False
+) -> Tensor:
+    """Return alpha x + beta per channel, plus the shortcut, followed by ReLU if ``is_rectified``.
+
+    The result has the bits of the separate operations. The compiled kernel takes one pass over memory; the fallback
+    takes one per operation.
+    """
+    if name_for(x.device) == "native":
+        fused: Tensor = torch.ops.zoo.line.default(x, alpha, beta, shortcut, is_rectified)
+        return fused
+    # Batch norm adds beta - mean alpha: a product of +0 leaves the sign of a zero beta.
+    mean = torch.zeros_like(alpha).copysign(alpha)
+    out: Tensor = aten.native_batch_norm(x, alpha, beta, mean, torch.ones_like(alpha), False, 0.0, 0.0)[0]
+    if shortcut is not None:
+        out.add_(shortcut)
+    return out.relu_() if is_rectified else out
+
+
+@cache
+def batch_norm_is_exact() -> bool:
+    """Return whether the kernel of `batch_norm` has the bits of this build of torch, by one test on random inputs."""
+    with DisableTorchDispatch(), torch.no_grad(), torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        for shape in ((3, 16, 5, 7), (2, 8, 3, 3), (1, 24, 30)):
+            x = 3 * torch.randn(shape) + 1
+            weight, bias, *old = torch.rand(4, shape[1])
+            ours, torchs = ([each.clone() for each in old] for _ in range(2))
+            outputs = torch.ops.zoo.batch_norm.default(x, weight, bias, *ours, 0.1, 1e-5)
+            expected = aten.native_batch_norm(x, weight, bias, *torchs, True, 0.1, 1e-5)
+            if not all(map(torch.equal, (*outputs, *ours), (*expected, *torchs))):
+                return False
+    return True
+
+
+@cache
+def line_is_exact(dtype: torch.dtype) -> bool:
+    """Return whether `apply_line` has the bits of a training-mode batch norm with this build of torch on this CPU.
+
+    The C++ compiler decides whether a multiply-add is fused. One test on random inputs finds out. False for dtypes
+    other than float32 and float64.
+    """
+    if dtype not in LINE_DTYPES:
+        return False
+    with torch.no_grad(), torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        weight, bias = torch.randn(2, 37, dtype=dtype)
+        maps, rows = (3 * torch.randn(shape, dtype=dtype) + 1 for shape in ((3, 37, 5, 7), (16, 37)))
+        for x in (maps, maps.contiguous(memory_format=torch.channels_last), rows):
+            y, mean, invstd = aten.native_batch_norm(x, weight, bias, None, None, True, 0.0, 1e-5)
+            line = x, *line_of(weight, bias, mean, invstd)
+            if not (torch.equal(apply_line(*line), y) and torch.equal(apply_line(*line, x, True), (y + x).relu())):
+                return False
+    return True

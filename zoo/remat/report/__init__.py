@@ -1,1 +1,0 @@
-"""The proof and the report: `zoo.check` and `zoo.memory_report`, and the block checkpointing they compare with."""
