@@ -107,6 +107,20 @@ def test_peak_of_u_net_exceeds_held_bytes_by_widest_gradients() -> None:
     assert found.peak_without_gradients < 0.65 * plain.peak_without_gradients
 
 
+@pytest.mark.slow
+def test_budgets_are_measured_beside_checkpoints() -> None:
+    results = Results("lean", "", torch.device("cpu"), {})
+    setup = Setup(NetworkSpec(arch="resnet18"), 4, 64)
+    lean_networks.measure_lean_network(results, setup, rounds=1, budgets=(0.5, 0.4))
+    found = {(each["provider"], each["metric"]): each["median"] for each in results.records}
+    held = [found[provider, "held ratio"] for provider in ("plain", "lean, budget 0.5", "lean, budget 0.4")]
+    assert sorted(held, reverse=True) == held
+    assert held[1] <= 0.5
+    assert found["lean, budget 0.4", "same bits"] == 1
+    assert found["checkpointed blocks", "held ratio"] < 1
+    assert found["checkpointed blocks", "step ratio"] > 0
+
+
 @pytest.mark.exhaustive
 @pytest.mark.filterwarnings("ignore")  # torch's own, while it compiles
 def test_inductor_is_measured_beside_lean_training() -> None:

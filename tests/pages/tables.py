@@ -422,6 +422,28 @@ def _median_step_ratios(file: str) -> list[str]:
     return [f"{statistics.median(ratios[name] for name in names):.2f}" for names in (by_duration, longer)]
 
 
+def lean_budgets() -> str:
+    """Peak bytes and time of a step within fractions of what plain training saves, beside checkpoints of blocks."""
+    providers = list(dict.fromkeys(r["provider"] for r in records("lean_budgets", "held ratio")))
+    providers = [name for name in providers if name != "plain"]
+    rows = []
+    for subject in dict.fromkeys(r["subject"] for r in records("lean_budgets", "held ratio")):
+        row = [subject.partition(":")[2]]
+        for provider in providers:
+            found = {
+                r["metric"]: r["median"]
+                for r in result("lean_budgets")["records"]
+                if (r["subject"], r["provider"]) == (subject, provider)
+            }
+            assert found.get("same bits", 1) == 1, (subject, provider)  # as the page says
+            row.append(
+                "".join(f"{found[m]:.2f}, {found[LEAN_METRICS[2]]:.2f}" for m in LEAN_METRICS[1:2] if m in found)
+            )
+        rows.append(row)
+    titles = [name.replace("lean, budget ", "").replace("lean", "no budget") for name in providers]
+    return table(["peak, time", *titles], rows)
+
+
 def lean_beside() -> str:
     """Memory and time of a step of ResNet-50 with each strategy, relative to plain training."""
     rows = []
@@ -748,6 +770,7 @@ SECTIONS: dict[str, Callable[[], str]] = {
     "lean_summary": lean_summary,
     "lean_networks": lean_networks,
     "lean_beside": lean_beside,
+    "lean_budgets": lean_budgets,
     "report_error": report_error,
     "loaders": loaders,
     "replicas": replicas,

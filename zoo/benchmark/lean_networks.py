@@ -20,6 +20,7 @@ from zoo.benchmark.network_setup import Setup, loss_of_any, room_for_compilation
 from zoo.benchmark.results import Case, Results, describe_error
 from zoo.benchmark.strategies import EAGER, compile_with_budget
 from zoo.memory.allocations import measure_memory
+from zoo.memory.block_checkpointing import blocks_of, checkpoint_blocks
 from zoo.memory.check import compare
 from zoo.memory.report import memory_report
 from zoo.memory.trial import default_loss
@@ -27,8 +28,9 @@ from zoo.models.external import iter_tensors
 from zoo.remat import inductor_options
 from zoo.remat.lean import lean
 
-PLAIN, LEAN, INDUCTOR = "plain", "lean", "Inductor, lean rule"
+PLAIN, LEAN, CHECKPOINTS, INDUCTOR = "plain", "lean", "checkpointed blocks", "Inductor, lean rule"
 SEED = 0
+WARMUP = 2  # steps
 
 
 def measure_lean_network(
@@ -37,6 +39,7 @@ def measure_lean_network(
     *,
     rounds: int,
     max_bytes: int | None = None,
+    budgets: Sequence[float] = (),
     compiled_budgets: Sequence[float] = (),
     reports: bool = False,
 ) -> None:
@@ -49,6 +52,7 @@ def measure_lean_network(
     Args:
     - `setup`: the network; networks of this package use standard batch norm.
     - `rounds`: timed steps; 0 measures memory only.
+    - `budgets`: also measure lean training within these fractions, and checkpoints of the network's blocks.
     - `compiled_budgets`: also measure Inductor with these activation memory budgets, both with torch's partitioner and
       with the lean rule. A budget of 1 recomputes no convolutions and matrix products.
     - `reports`: also compare the peaks of `zoo.memory_report` with the allocator's.
@@ -68,6 +72,10 @@ def measure_lean_network(
         return
     case = replace(setup.case, shape=tuple(images.shape))
     models: dict[str, Any] = {PLAIN: plain, LEAN: lean(copy.deepcopy(plain))}
+    for share in budgets:
+        models[f"{LEAN}, budget {share:g}"] = lean(copy.deepcopy(plain), float(share))
+    if budgets and blocks_of(plain):
+        models[CHECKPOINTS] = checkpoint_blocks(copy.deepcopy(plain))
     for share in compiled_budgets:
         models[f"Inductor, budget {share:g}"] = compile_with_budget(copy.deepcopy(plain), share)
         name_of_rule = INDUCTOR if share == 1 else f"{INDUCTOR}, budget {share:g}"
@@ -83,7 +91,7 @@ def _measure(results: Results, case: Case, models: dict[str, Any], images: Tenso
     for provider in [*models][1:]:
         try:
             begin = time.process_time()
-            is_exact = provider == LEAN  # the kernels of Inductor are others
+            is_exact = provider.startswith(LEAN)  # the kernels of Inductor are others
             if is_exact:
                 variant = partial(_replace, models[provider])
                 with _deterministic(images.device):
@@ -96,7 +104,7 @@ def _measure(results: Results, case: Case, models: dict[str, Any], images: Tenso
             del models[provider]
             continue
         results.add(case, provider, "trains", "1", [1.0])
-        if provider != LEAN:
+        if not is_exact and provider != CHECKPOINTS:
             results.add(case, provider, "first step", "s of CPU time", [time.process_time() - begin])
         if is_exact:
             results.add(case, provider, "same bits", "1", [float(found.same is True)])
@@ -121,9 +129,8 @@ def _predicted_bytes(setup: Setup) -> int:
 
 def _add_costs(results: Results, case: Case, models: dict[str, nn.Module], images: Tensor, rounds: int) -> None:
     forwards = {name: _forward(model, images) for name, model in models.items()}
-    for name in forwards.keys() - {PLAIN, LEAN}:  # compile graphs for images without gradients
-        forwards[name]().backward()
-    memory = {name: measure_memory(forwards[name], model.parameters()) for name, model in models.items()}
+    # The steps before: graphs are compiled for images without gradients, and plans found for them.
+    memory = {name: measure_memory(forwards[name], model.parameters(), warmup=WARMUP) for name, model in models.items()}
     for name, measured in memory.items():
         for metric, value, reference in (
             ("held", measured.held, memory[PLAIN].held),

@@ -194,6 +194,9 @@ class BenchmarkLean(Benchmark):
     """Image size, for networks that accept any size."""
     max_memory: str | None = option(metavar="SIZE")
     """Skip networks whose plain training is predicted to need more, such as 4GiB."""
+    budgets: Budgets = option(default=(), nargs="*")
+    """Also measure zoo.lean within these fractions of what plain training saves, such as 0.4, and checkpoints of the
+    network's blocks."""
     compiled_budgets: Budgets = option(default=(), nargs="*")
     """Also measure Inductor with these activation memory budgets, from 0 to 1, of torch and of the lean rule. Each
     compilation takes up to a minute."""
@@ -223,8 +226,8 @@ class BenchmarkLean(Benchmark):
             print(f"{name} ({index + 1} of {len(names)})", file=sys.stderr, flush=True)
             setup = Setup(NetworkSpec(arch=name), self.batch, self.size, device=results.device)
             measure_lean_network(
-                results, setup, rounds=self.rounds, max_bytes=max_bytes, compiled_budgets=self.compiled_budgets,
-                reports=self.reports,
+                results, setup, rounds=self.rounds, max_bytes=max_bytes, budgets=self.budgets,
+                compiled_budgets=self.compiled_budgets, reports=self.reports,
             )  # fmt: skip
             results.write(self.stem)  # keep what was measured if the next network fails
 
