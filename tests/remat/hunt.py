@@ -40,6 +40,7 @@ from zoo.remat.recipes import RecipeError
 
 SHAPE = (2, 4, 4, 4)
 NUM_STEPS = 3  # of training within a budget: later steps follow a plan that was made from the first one
+MORE_STEPS = 5  # if one of them is another: a pass that leaves its plan is recorded again
 #: Names of the tensors of a program: x, y and e require gradients, u (uint8) and f are views of numpy arrays.
 INPUTS = "xyeuf"
 RESULTS = "abcdghkl"
@@ -766,6 +767,10 @@ class Program:
     - `is_inside`: whether backward runs in a `Rematerializer` too.
     - `smallest_bytes`, `depth`: of the recording.
     - `budget`: within which `NUM_STEPS` steps are trained; None for a single step without a budget.
+    - `turn`: index of the training step in which the program is another; 0 for none.
+    - `other`: the steps of its forward pass then; none for the same steps.
+    - `turns`: what else is other then: "frozen" (half of the parameters), "narrow" (half of the inputs is left),
+      "fails" (forward, at its end), "budget" (from then on); "" for nothing.
     - `knows_parameters`: whether the `Rematerializer` gets the parameters.
     - `seed`: of inputs and random numbers.
     """
@@ -783,17 +788,20 @@ class Program:
     smallest_bytes: int = 0
     depth: int = 4
     budget: float | None = None
+    turn: int = 0
+    other: tuple[Step, ...] = ()
+    turns: str = ""
     knows_parameters: bool = False
     seed: int = 0
 
     @property
     def steps(self) -> tuple[Step, ...]:
-        return (*self.forward, *self.between, *self.later)
+        return (*self.forward, *self.other, *self.between, *self.later)
 
     def __str__(self) -> str:
         """Return the program as an expression of Python, with a line per step."""
         text = 'program("""' + "".join(f"\n    {step}" for step in self.forward)
-        for name in ("between", "later"):
+        for name in ("between", "later", "other"):
             if steps := getattr(self, name):
                 text += f'\n""", {name}="""' + "".join(f"\n    {step}" for step in steps)
         settings = ", ".join(f"{name}={value!r}" for name, value in self._settings())
@@ -803,14 +811,17 @@ class Program:
         for name, each in self.__dataclass_fields__.items():
             value = getattr(self, name)
             default = self.returns if name == "loss" else each.default
-            if name not in ("forward", "between", "later") and value != default:
+            if name not in ("forward", "between", "later", "other") and value != default:
                 yield name, value
 
 
-def program(forward: str, *, between: str = "", later: str = "", returns: str, **settings: Any) -> Program:
+def program(
+    forward: str, *, between: str = "", later: str = "", other: str = "", returns: str, **settings: Any
+) -> Program:
     """Return the program that `Program.__str__` writes; the loss is made of all that it returns by default."""
-    parts = [tuple(Step.parse(line) for line in text.strip().splitlines()) for text in (forward, between, later)]
-    return Program(parts[0], returns, settings.pop("loss", returns), *parts[1:], **settings)
+    texts = forward, between, later, other
+    parts = [tuple(Step.parse(line) for line in text.strip().splitlines()) for text in texts]
+    return Program(parts[0], returns, settings.pop("loss", returns), *parts[1:3], other=parts[3], **settings)
 
 
 def _templates(seed: int) -> tuple[dict[str, Tensor], dict[str, Tensor], dict[str, Tensor]]:
@@ -833,6 +844,7 @@ def _templates(seed: int) -> tuple[dict[str, Tensor], dict[str, Tensor], dict[st
     return inputs, weights, buffers
 
 
+OTHER_BUDGET = 0.45  # from the turn of a program on
 TEMPLATES = [_templates(seed) for seed in range(4)]
 _weights: dict[Any, Tensor] = {}
 
@@ -918,18 +930,30 @@ class DoNothing(TorchDispatchMode):
         return operation(*args, **(kwargs or {}))
 
 
+class FailedForwardError(Exception):
+    """Raised at the end of a forward pass, as by a user who interrupts it."""
+
+
 class Runner:
     """Runs a program in one of the three ways: "plain", "lean" or "truth"."""
 
     def __init__(self, program: Program, way: str) -> None:
         self.program, self.way = program, way
         self.result = Result()
+        self.number = 0  # of the training step
 
     def forward(self, net: Network, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-        tensors = dict(tensors)
-        for step in self.program.forward:
+        tensors, program = dict(tensors), self.program
+        for step in program.other if self.is_turn and program.other else program.forward:
             execute(step, net, tensors)
-        return {name: tensors[name] for name in self.program.returns if name in tensors}
+        if self.is_turn and program.turns == "fails":
+            raise FailedForwardError
+        return {name: tensors[name] for name in program.returns if name in tensors}
+
+    @property
+    def is_turn(self) -> bool:
+        """Whether the program is another in this training step."""
+        return 0 < self.program.turn == self.number
 
     def change(self, net: Network, tensors: dict[str, Tensor], stage: str) -> None:
         for step in getattr(self.program, stage):
@@ -948,6 +972,8 @@ class Runner:
     @property
     def num_steps(self) -> int:
         """How many training steps run."""
+        if self.program.turn > 0:
+            return MORE_STEPS
         return 1 if self.program.budget is None else NUM_STEPS
 
     def _run(self) -> None:
@@ -964,13 +990,26 @@ class Runner:
             if number > 0:
                 self.result.stage = "forward"
                 _descend(net)
-            self._step(net, inputs, number)
+            self.number = number
+            if self.is_turn and self.program.turns == "budget":
+                self.budget = Budget.parse(OTHER_BUDGET)
+                if self.way == "lean" and self.program.is_module:
+                    zoo.lean(net, OTHER_BUDGET)
+            is_frozen = self.is_turn and self.program.turns == "frozen"
+            for each in list(net.parameters())[::2]:
+                each.requires_grad_(not is_frozen)
+            try:
+                self._step(net, inputs, number)
+            except FailedForwardError:
+                self.result.add("random numbers", torch.rand(1))
         self.result.stage = ""
 
     def _step(self, net: Network, inputs: dict[str, Tensor], number: int) -> None:
         """Run a training step with inputs that differ from step to step."""
         result = self.result
         given = {name: tensor.roll(number, 1) for name, tensor in inputs.items()}
+        if self.is_turn and self.program.turns == "narrow":
+            given = {name: tensor[:1].clone() for name, tensor in given.items()}
         for name in "xye":
             given[name].requires_grad_()
         net.arrays = [given[name].numpy() for name in "uf"]
@@ -1245,6 +1284,7 @@ class Writer(Runner):
             smallest_bytes=r.choices([0, 100, 300, 600, 2**16], [8, 3, 3, 1, 1])[0],
             depth=4 if is_module else r.choice([0, 1, 4, 4, 100]),
             budget=r.choices([None, 0.6, 0.3, 0.05], [6, 2, 2, 1])[0],
+            turn=r.choice([0, 0, 0, 1, 2, 3]), turns=r.choice(["", "", "", "frozen", "narrow", "fails", "budget"]),
             knows_parameters=r.random() < 0.5, seed=r.randrange(1000),
         )  # fmt: skip
         super().__init__(program, "truth")
@@ -1292,6 +1332,28 @@ class Writer(Runner):
         super()._step(net, inputs, number)
         self.num_written += 1
 
+    def _turned(self) -> tuple[Step, ...]:
+        """Return the forward pass with another number, argument, operation, order, or number of steps."""
+        r, steps = self.random, list(self.program.forward)
+        index = r.randrange(len(steps))
+        step = steps[index]
+        how = r.choice(["number", "argument", "swap", "order", "less", "repeat", "name"])
+        if how == "less":
+            del steps[index]
+        elif how == "repeat":
+            steps.insert(index, step)
+        elif how == "order" and index > 0:
+            steps[index - 1 : index + 1] = reversed(steps[index - 1 : index + 1])
+        elif how == "argument":
+            steps[index] = step._replace(a=r.choice([each.to[0] for each in steps[:index]] + ["x", "y"]))
+        elif how == "swap":
+            steps[index] = step._replace(a=step.b, b=step.a)
+        elif how == "name":
+            steps[index] = step._replace(name=r.choice(list(KINDS[KIND_OF[step.name]])))
+        else:
+            steps[index] = step._replace(k=(step.k + 1) % 3)
+        return tuple(steps)
+
     def forward(self, net: Network, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
         if self.program.forward:
             return super().forward(net, tensors)
@@ -1309,6 +1371,8 @@ class Writer(Runner):
         self.program = replace(self.program, forward=steps, returns="".join(returns), loss="".join(loss))
         if not loss:
             raise RuntimeError("nothing has a gradient")
+        if self.program.turn > 0 and not self.program.turns:
+            self.program = replace(self.program, other=self._turned())
         return {name: tensors[name] for name in returns}
 
     def change(self, net: Network, tensors: dict[str, Tensor], stage: str) -> None:
@@ -1354,7 +1418,7 @@ def compiled_programs(count: int, seed: int) -> Iterator[tuple[Program, Verdict]
 
 def _smaller(program: Program) -> Iterator[Program]:
     """Yield programs that are a little simpler."""
-    for name in ("later", "between", "forward"):
+    for name in ("later", "between", "other", "forward"):
         steps = getattr(program, name)
         for size in (len(steps) // 2, len(steps) // 4, 2, 1):
             if size > 0:
@@ -1369,7 +1433,7 @@ def _smaller(program: Program) -> Iterator[Program]:
             left = letters.replace(letter, "")
             if left:
                 yield replace(program, **{name: left})
-    for name in ("forward", "between", "later"):
+    for name in ("forward", "between", "later", "other"):
         steps = getattr(program, name)
         for position, step in enumerate(steps):
             simpler = [step._replace(k=0)] if step.k else []
