@@ -39,7 +39,7 @@ from zoo.remat.inductor import cut
 from zoo.remat.recipes import RecipeError
 
 SHAPE = (2, 4, 4, 4)
-NUM_STEPS = 3  # of training within a budget: later steps follow a plan that was made from the first one
+NUM_STEPS = 3  # of training: later steps follow a plan that was made from the first one
 MORE_STEPS = 5  # if one of them is another: a pass that leaves its plan is recorded again
 #: Names of the tensors of a program: x, y and e require gradients, u (uint8) and f are views of numpy arrays.
 INPUTS = "xyeuf"
@@ -766,7 +766,7 @@ class Program:
     - `is_module`: whether the network itself is made lean, instead of running inside of a `Rematerializer`.
     - `is_inside`: whether backward runs in a `Rematerializer` too.
     - `smallest_bytes`, `depth`: of the recording.
-    - `budget`: within which `NUM_STEPS` steps are trained; None for a single step without a budget.
+    - `budget`: within which the steps are trained; None without one.
     - `turn`: index of the training step in which the program is another; 0 for none.
     - `other`: the steps of its forward pass then; none for the same steps.
     - `turns`: what else is other then: "frozen" (half of the parameters), "narrow" (half of the inputs is left),
@@ -972,9 +972,7 @@ class Runner:
     @property
     def num_steps(self) -> int:
         """How many training steps run."""
-        if self.program.turn > 0:
-            return MORE_STEPS
-        return 1 if self.program.budget is None else NUM_STEPS
+        return MORE_STEPS if self.program.turn > 0 else NUM_STEPS
 
     def _run(self) -> None:
         self.result.stage = "forward"

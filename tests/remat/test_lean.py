@@ -21,7 +21,7 @@ from torchvision.models.feature_extraction import create_feature_extractor
 from tests.remat.programs import are_equal, assert_same_step, gradients, held, images, network
 from tests.step import step
 from zoo.errors import ConfigError
-from zoo.remat import Rematerializer
+from zoo.remat import Rematerializer, limit, plan
 from zoo.remat.budget import Budget
 from zoo.remat.deciding import Decision
 from zoo.remat.lean import StepsAside, is_lean, lean
@@ -321,16 +321,80 @@ def test_call_without_large_tensors_runs_plainly(monkeypatch: pytest.MonkeyPatch
     enter = Rematerializer.__enter__
     monkeypatch.setattr(Rematerializer, "__enter__", lambda self: [entered.append(1), enter(self)][1])
     model = lean(nn.Sequential(nn.Linear(8, 64), nn.SiLU(), nn.Linear(64, 2)))
-    for rows, expected in ((4, 1), (4, 1), (512, 2), (512, 3), (4, 3), (8, 4)):
+    for rows, expected in ((4, 1), (4, 1), (512, 2), (512, 3), (512, 4), (4, 4), (8, 5)):
         model(torch.randn(rows, 8)).sum().backward()
         assert len(entered) == expected
     model.eval()
     model(torch.randn(4, 8))
-    assert len(entered) == 5
+    assert len(entered) == 6
     of_list = lean(_OfList())
-    for rows in (4, 4):  # shapes in a list are not compared
+    for rows, expected in ((4, 7), (4, 7), (5, 8)):
         of_list([torch.randn(rows, 8)]).sum().backward()
-    assert len(entered) == 7
+        assert len(entered) == expected
+
+
+@pytest.mark.parametrize("name", ["products", "small tensors", "frozen layers"])
+def test_calls_that_recompute_nothing_run_plainly(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    entered: list[int] = []
+    enter = Rematerializer.__enter__
+    monkeypatch.setattr(Rematerializer, "__enter__", lambda self: [entered.append(1), enter(self)][1])
+    monkeypatch.setattr(limit, "NUM_PLAIN", 3)
+    model = {
+        "products": lambda: nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 64)),
+        "small tensors": lambda: nn.Sequential(
+            *(nn.Sequential(nn.Linear(64, 16), nn.GELU(), nn.Linear(16, 64)) for _ in range(3))
+        ),
+        "frozen layers": lambda: nn.Sequential(nn.Conv2d(1, 8, 1), nn.Conv2d(8, 8, 1).requires_grad_(False)),
+    }[name]()
+    x = torch.randn(1, 40, 64) if name == "frozen layers" else torch.randn(80, 64)
+    lean(model)
+    for expected in [1, 1, 1, 1, 2, 2, 2, 2, 3] if name != "frozen layers" else [1, 2, 3, 4, 5]:
+        model(x).sum().backward()
+        assert len(entered) == expected
+
+
+@pytest.mark.parametrize(
+    "inputs",
+    [
+        lambda number: (torch.randn(64 + number, 64), None),
+        lambda number: (torch.randn(80, 64), {"sizes": [torch.zeros(number)]}),
+        lambda number: (torch.randn(80, 64), f"batch {number}"),
+    ],
+    ids=["rows", "sizes in dict", "names"],
+)
+def test_calls_of_kinds_seen_once_are_not_planned(
+    inputs: Callable[[int], tuple[Tensor, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    planned: list[int] = []
+    saved_for = plan._MinimumCut.saved_for
+    monkeypatch.setattr(plan._MinimumCut, "saved_for", lambda *args: [planned.append(1), saved_for(*args)][1])
+    model = lean(_WithOther())
+    for number in range(5):
+        model(*inputs(number)).sum().backward()
+    assert not planned
+    for _ in range(3):
+        model(*inputs(0)).sum().backward()
+    assert len(planned) == 1
+
+
+def test_number_of_step_makes_no_new_kind() -> None:
+    model, x = lean(_WithOther()), torch.randn(80, 64)
+    for number in range(5):
+        model(x, number).sum().backward()
+        model(x, number / 2).sum().backward()
+    assert len(vars(model)["_zoo_lean"].limiter._kinds) == 2
+
+
+class _WithOther(nn.Module):
+    """Gets another input, which it does not use."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Linear(64, 64), nn.GELU(), nn.Sigmoid(), nn.Linear(64, 64))
+
+    def forward(self, x: Tensor, other: Any) -> Tensor:
+        out: Tensor = self.body(x)
+        return out
 
 
 class _OfList(nn.Linear):

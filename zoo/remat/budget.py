@@ -18,8 +18,6 @@ UNITS = {
     **{f"{unit}IB": 2 ** (10 * power) for power, unit in enumerate("KMGT", 1)},
 }  # fmt: skip
 NUMBER = r"\d+(?:\.\d*)?(?:[eE][+-]?\d+)?"
-NUM_SKIPPED = 100  # calls that run plainly after one that had no large tensor
-MAX_SIGNATURES = 32  # of such calls
 LEAST_BYTES = 10**4  # a smaller int is no limit in bytes: it may mean GB
 
 
@@ -34,8 +32,7 @@ class Budget:
 
     def __init__(self, share: float | None = None, peak_bytes: int | None = None) -> None:
         self.share, self.peak_bytes = share, peak_bytes
-        self._small: dict[Any, int] = {}  # signatures of calls -> how many more of them are skipped
-        self.limiter: Any = None  # the `Limiter` of the passes within the budget, once there is one
+        self.limiter: Any = None  # the `Limiter` of the passes, once there is one
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the limits; a copy of a network makes its own plans."""
@@ -45,25 +42,6 @@ class Budget:
     def has_limit(self) -> bool:
         """Whether there is a limit. Without one, convolutions and matrix products are not recomputed."""
         return self.share is not None or self.peak_bytes is not None
-
-    def note_small(self, signature: Any) -> None:
-        """Record that a call computed no tensor that is large enough for a recipe."""
-        if not self.has_limit and len(self._small) < MAX_SIGNATURES:
-            self._small[signature] = NUM_SKIPPED
-
-    def skips(self, signature: Any) -> bool:
-        """Return whether a call runs as plain training, because the last call like it had no tensor to recompute.
-
-        After `NUM_SKIPPED` such calls one is recorded again, because the network may have grown.
-        """
-        left = self._small.get(signature) if self._small else None
-        if left is None:
-            return False
-        if left == 0:
-            del self._small[signature]
-            return False
-        self._small[signature] = left - 1
-        return True
 
     @classmethod
     def parse(cls, value: Any) -> Budget:

@@ -161,13 +161,10 @@ class Decider:
     Args:
     - `depth`: largest number of recomputed saved tensors in a chain.
     - `log`: receives the decisions; None to record none.
-
-    ``has_large`` tells whether autograd saved a tensor that is large enough to recompute.
     """
 
     def __init__(self, tracker: Tracker, kept: KeptMemory, depth: int, log: DecisionLog | None) -> None:
         self._tracker, self._kept, self._depth, self._log = tracker, kept, depth, log
-        self.has_large = False
         # address of the storage of a saved tensor -> its recipe, which is decided again if an input is saved anyway
         self._ties: dict[int, Tie] = {}
         # address of the storage of such an input -> addresses of the saved tensors
@@ -186,7 +183,6 @@ class Decider:
             return tensor, tensor._version  # itself: backward may read its attributes
         if (  # the most frequent case, which the rest would decide in the same way
             self._log is None
-            and self._tracker.observer is None
             and type(tensor) is Tensor
             and id(tensor) not in self._tracker.known
             and not self._tracker.is_large(tensor)
@@ -208,8 +204,6 @@ class Decider:
             if self._log is not None:
                 self._log.note_saved_again(tensor)
         else:
-            if not self.has_large:
-                self.has_large = tensor.nbytes >= self._tracker.smallest_bytes and memory_id(tensor) not in self._kept
             reason = self.reason_to_keep(value, tensor)
             if reason is None:
                 self.decide(tensor, RECOMPUTED)
@@ -224,8 +218,9 @@ class Decider:
                     self._start_from(value, tensor)
         # A copy of the tensor has the same contents in other memory.
         is_final = saved is not None and saved.tensor is not None and memory_id(saved.tensor) not in self._ties
-        if self._plan is not None:
-            return SavedHandle(value, self._plan, position)
+        plan = self._plan
+        if plan is not None and (not is_final or plan.watches(position)):
+            return SavedHandle(value, plan, position)
         return saved if is_final else SavedHandle(value, observer=self._tracker.observer)
 
     @property
@@ -248,10 +243,11 @@ class Decider:
             for tied in self._awaiting.pop(address, ()):
                 self._decide_again(tied)
 
-    def reason_to_keep(self, value: TrackedTensor, tensor: Tensor) -> str | None:
+    def reason_to_keep(self, value: TrackedTensor, tensor: Tensor, other_bytes: int | None = None) -> str | None:
         """Return why the tensor is saved; None if its recipe is saved, which keeps the inputs of the recipe alive.
 
-        The recipe is saved if the inputs that only this recipe keeps alive take fewer bytes than the tensor.
+        Without a plan, the recipe is saved if the inputs that only this recipe keeps alive take fewer bytes than the
+        tensor. With ``other_bytes``, that holds with a plan, too: these can be saved in place of the tensor.
         """
         if value.recipe is None:
             return NOT_RECOMPUTABLE
@@ -261,7 +257,9 @@ class Decider:
             return SMALL
         if storage_id(storage) in self._kept:
             return SHARED
-        if self._plan is not None:
+        if other_bytes is not None:
+            found = self._search(value, other_bytes, self._plan or set())
+        elif self._plan is not None:
             if value in self._plan:
                 return WITHIN_BUDGET
             found = self._search(value, sys.maxsize, self._plan)
@@ -367,7 +365,7 @@ class Decider:
                     starts.append((source, start))
                     if source.is_copied:
                         costs[id(start)] = start.nbytes
-                    elif kept is None:
+                    elif kept is None and (self._plan is None or source not in self._plan):
                         memory = start.untyped_storage()
                         if storage_id(memory) not in self._kept:
                             costs[storage_id(memory)] = memory.nbytes()

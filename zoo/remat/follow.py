@@ -66,6 +66,10 @@ class Follower:
         """Return whether the plan saves a tensor."""
         return isinstance(value, TrackedTensor) and self._block_of(value) in self.plan.saved
 
+    def watches(self, position: int) -> bool:
+        """Return whether the read of a saved tensor at a position matters, although the tensor is not recomputed."""
+        return self._on_read is not None or bool(self.plan.freed[self._time_of(position)])
+
     def end(self) -> bool:
         """Release what no recipe needs; return whether the pass was the recorded one."""
         self._alive.clear()
@@ -77,7 +81,7 @@ class Follower:
 
         Backward may read in any order and any number of times: what has been freed is recomputed.
         """
-        time = len(self._graph.packs) - 1 - position
+        time = self._time_of(position)
         if self._on_read is not None:
             self._on_read(time, False)
         tensor = value.available()
@@ -90,6 +94,9 @@ class Follower:
         if self._on_read is not None:
             self._on_read(time, True)
         return tensor
+
+    def _time_of(self, position: int) -> int:
+        return len(self._graph.packs) - 1 - position
 
     def _keeps(self, value: TrackedTensor, time: int) -> bool:
         """Return whether a tensor that is recomputed for a read stays for later ones."""

@@ -91,7 +91,7 @@ class FrozenLayers:
 
     def _pack_rectified(self, value: TrackedTensor, tensor: Tensor) -> Any:
         """Return what a ReLU holds in place of its output, of which it needs only the signs."""
-        reason = self._decider.reason_to_keep(value, tensor)
+        reason = self._decider.reason_to_keep(value, tensor, tensor.numel() // 8)
         if reason is None:
             self._decider.decide(tensor, RECOMPUTED)
             return SavedHandle(value)

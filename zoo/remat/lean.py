@@ -18,10 +18,9 @@ from torch import Tensor, nn
 
 from zoo.remat import Rematerializer
 from zoo.remat.budget import Budget
-from zoo.remat.containers import tensors_in
 from zoo.remat.limit import watch_optimizers
 from zoo.torch_internals.compiler import has_compiled_part, run_while_compiling
-from zoo.torch_internals.data import tensors_of
+from zoo.torch_internals.data import tensors_of, tree_leaves
 from zoo.torch_internals.dispatch import are_transforms_active, top_saved_tensors_hooks
 
 Module = TypeVar("Module", bound=nn.Module)
@@ -196,8 +195,8 @@ def _rematerializer_of(module: Any, args: Any, kwargs: Any) -> AbstractContextMa
     budget: Budget | None = module.__dict__.get(_BUDGET)
     if budget is None or not _applies():
         return nullcontext()
-    signature = _signature_of(module, args, kwargs)
-    if signature is not None and budget.skips(signature):
+    signature = module.training, *_kinds_of((args, kwargs))
+    if not budget.has_limit and budget.limiter is not None and budget.limiter.runs_plainly(signature):
         return nullcontext()
     if has_compiled_part(module):  # inside a dispatch mode such a part would run uncompiled
         _warn_that_it_steps_aside()
@@ -211,30 +210,21 @@ def _rematerializer_of(module: Any, args: Any, kwargs: Any) -> AbstractContextMa
         budget,
         parameters=tensors,
         existing=inputs,
-        signature=(signature or _shapes_in(args, kwargs), _state_of(tensors)),
+        signature=(signature, _state_of(tensors)),
     )
 
 
-def _signature_of(module: nn.Module, args: Any, kwargs: Any) -> tuple[Any, ...] | None:
-    """Return a key of calls that compute tensors of the same sizes: the mode, and shapes or values of the inputs.
+def _kinds_of(inputs: Any) -> Iterator[Any]:
+    """Yield what tells which tensors a call computes, for each of its inputs: shapes, types and switches.
 
-    None for inputs other than tensors, numbers and strings.
+    Numbers may be different in each call, like the number of a step, and most change no sizes.
     """
-    inputs: list[Any] = []
-    for each in (*args, *kwargs.values()):
-        if isinstance(each, Tensor) and not each.is_nested:
-            inputs.append(each.shape)
-        elif each is None or isinstance(each, (bool, int, float, str)):
-            inputs.append(each)
+    yield torch.is_autocast_enabled("cpu"), torch.is_autocast_enabled("cuda")
+    for each in tree_leaves(inputs):
+        if isinstance(each, Tensor):
+            yield each.numel() if each.is_nested else each.shape, each.dtype, each.requires_grad
         else:
-            return None
-    return module.training, *inputs
-
-
-def _shapes_in(args: Any, kwargs: Any) -> tuple[Any, ...]:
-    """Return the shapes of all tensors in the inputs of a call, also in objects; of nested tensors the sizes."""
-    tensors = tensors_in((args, kwargs))
-    return tuple((each.numel() if each.is_nested else each.shape, each.dtype) for each in tensors)
+            yield each if isinstance(each, (bool, str)) else type(each)
 
 
 def _state_of(own: Sequence[Tensor]) -> tuple[Any, ...]:

@@ -1,7 +1,8 @@
-"""Meets a limit on memory while a network trains, by the plans of its recorded forward passes.
+"""Plans for the forward passes of a network while it trains, and meets a limit on memory by them.
 
 The first pass of a kind saves as little as possible and is recorded. Later passes follow a plan. For a limit in bytes,
 the first of them follows the smallest plan, and its step is measured: from then on the peak of every plan is known.
+Without a limit, they save as little as cheap operations allow, and run plainly if that is nothing.
 
 Tested by tests/remat/test_limit.py.
 """
@@ -35,6 +36,8 @@ MARGIN = 0.02  # of a limit, for what steps take beyond the measured one
 MIN_WARNED_BYTES = 2**20  # a pass that saves fewer may miss a fraction without a warning
 MAX_KINDS = 64  # of calls that are remembered
 MAX_DEPARTURES = 3  # passes of a kind that left their plan, after which no plan is made
+NUM_FORGIVEN = 20  # passes that follow their plan, after which a departure is the first again
+NUM_PLAIN = 100  # passes without a limit that run plainly before one is recorded again: the network may have grown
 MAX_MEASURED = 8  # steps of a kind that are measured
 BACKWARD_ENDS, OVER = "end", " over"  # marks of a log
 
@@ -148,6 +151,8 @@ class Kind:
     - `planner`: plans for the last recorded pass; None if the next pass is to be recorded.
     - `profile`: the bytes beside a plan; None until a step was measured.
     - `num_departures`: how many passes were other than the recorded one.
+    - `num_followed`: how many followed their plan since then.
+    - `num_plain`: how many ran plainly since one was recorded.
     - `num_in_flight`: how many passes at most wait for their backward, this one included.
     - `measured`: positions in the front of the plans whose steps were measured.
     - `peaks`: of a step with each plan of the front.
@@ -156,6 +161,8 @@ class Kind:
     planner: Planner | None = None
     profile: Profile | None = None
     num_departures: int = 0
+    num_followed: int = 0
+    num_plain: int = 0
     num_in_flight: int = 1
     measured: set[int] = field(default_factory=set)
     peaks: list[int] = field(default_factory=list)
@@ -169,21 +176,38 @@ class Kind:
         self.peaks = [self.profile.peak(plan) for plan in self.planner.front]
 
     def forget(self) -> None:
-        """Forget the recorded pass."""
+        """Forget the recorded pass, as another one was different."""
         self.planner = self.profile = None
         self.measured.clear()
         self.peaks = []
-        self.num_departures += 1
+        self.num_departures = 1 if self.num_followed >= NUM_FORGIVEN else self.num_departures + 1
+        self.num_followed = 0
 
 
 class Limiter:
-    """Keeps the passes of a module within a budget."""
+    """Plans the passes of a module, within a budget if there is one."""
 
     def __init__(self, budget: Budget) -> None:
-        self._share, self._peak_bytes = budget.share, budget.peak_bytes
+        self._share, self._peak_bytes, self._has_limit = budget.share, budget.peak_bytes, budget.has_limit
         self._has_warned = False
         self._kinds: OrderedDict[Hashable, Kind] = OrderedDict()
         self._in_flight: WeakSet[Observer] = WeakSet()  # alive as long as backward may need their passes
+        self._lock = threading.RLock()  # the copies of a network in several threads share it
+
+    def runs_plainly(self, key: Hashable) -> bool:
+        """Return whether a pass without a limit needs no recipes, since its plan recomputes nothing.
+
+        A plain pass may differ from the recorded one unseen. One in `NUM_PLAIN` is recorded again.
+        """
+        with self._lock:
+            kind = self._kinds.get(key)
+            planner = None if kind is None else kind.planner
+            if kind is None or planner is None or planner.graph.has_frozen or planner.least.cost > 0:
+                return False
+            kind.num_plain += 1
+            if kind.num_plain > NUM_PLAIN:
+                kind.planner, kind.num_plain = None, 0
+            return kind.planner is not None
 
     def begin(
         self, key: Hashable, is_permanent: Callable[[Tensor], bool], existing: Callable[[], int]
@@ -198,23 +222,26 @@ class Limiter:
         - `existing`: returns the bytes that exist before the pass.
         """
         Measurement.finish()
-        kind = self._kinds.setdefault(key, Kind())
-        self._kinds.move_to_end(key)
-        if len(self._kinds) > MAX_KINDS:
-            self._kinds.popitem(last=False)
-        observer: Observer
+        with self._lock:
+            kind = self._kinds.setdefault(key, Kind())
+            self._kinds.move_to_end(key)
+            if len(self._kinds) > MAX_KINDS:
+                self._kinds.popitem(last=False)
+            observer = self._observer(kind, is_permanent, existing)
+            if observer is not None:
+                self._in_flight.add(observer)
+            return observer
+
+    def _observer(
+        self, kind: Kind, is_permanent: Callable[[Tensor], bool], existing: Callable[[], int]
+    ) -> Observer | None:
         is_new = len(self._in_flight) >= kind.num_in_flight  # more passes than in the steps before
         kind.num_in_flight = max(kind.num_in_flight, 1 + len(self._in_flight))
         if kind.planner is None:
-            if kind.num_departures == MAX_DEPARTURES:
-                return None
-            observer = GraphRecorder(is_permanent)
-        elif self._peak_bytes is None:
-            observer = Follower(kind.planner.graph, self._within_share(kind.planner))
-        else:
-            observer = self._within_bytes(kind, existing, is_new)
-        self._in_flight.add(observer)
-        return observer
+            return GraphRecorder(is_permanent) if kind.num_departures < MAX_DEPARTURES else None
+        if self._peak_bytes is not None:
+            return self._within_bytes(kind, existing, is_new)
+        return Follower(kind.planner.graph, self._plan(kind.planner))
 
     def planner(self, key: Hashable) -> Planner | None:
         """Return the planner of a kind of passes; None if none was recorded or nothing can be recomputed."""
@@ -225,16 +252,21 @@ class Limiter:
         is_as_recorded = observer.end() if isinstance(observer, Follower) else True
         if not is_whole and observer is not None:
             self._in_flight.discard(observer)  # although its traceback may keep it alive
-        kind = self._kinds.get(key)
-        if kind is None or not is_whole:
-            return
-        if isinstance(observer, GraphRecorder) and observer.graph.packs:
-            kind.planner = Planner(observer.graph)
-        if not is_as_recorded:
-            kind.forget()
+        with self._lock:
+            kind = self._kinds.get(key)
+            if kind is None or not is_whole:
+                return
+            if isinstance(observer, GraphRecorder) and (observer.graph.packs or not self._has_limit):
+                kind.planner = Planner(observer.graph)
+            if is_as_recorded:
+                kind.num_followed += 1
+            else:
+                kind.forget()
 
-    def _within_share(self, planner: Planner) -> Plan:
-        assert self._share is not None
+    def _plan(self, planner: Planner) -> Plan:
+        """Return the plan for a fraction, or without a limit."""
+        if self._share is None:
+            return planner.least
         plan = planner.within(self._share * planner.plain_bytes)
         if plan is not None:
             return plan

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import pairwise
@@ -22,6 +22,9 @@ MAX_PARTS, NUM_OPERATIONS = 8, 1200
 PATIENCE = 4  # how many more blocks to save without a lower peak before giving up
 SHARES = (0.1, 0.15, 0.2, 0.25, 0.3, 0.4, 0.5, 0.6, 0.8)
 MAX_WORK = 1.0  # of the time of a forward pass
+# Without a limit on memory: the bytes that one more operation in backward has to save, in units of the smallest
+# tensor; how many more bytes than the least are saved for fewer live ones; and the time that this may take.
+LEAST_SAVING, SLACK, MORE_WORK = 2, 0.05, 0.1
 
 
 @dataclass(frozen=True)
@@ -66,6 +69,8 @@ class Graph:
     - `block_of`: the block of each tracked tensor, in the order in which tracking began.
     - `packs`: the block of each tensor that autograd saved, in order.
     - `device`: where the operations ran.
+    - `has_frozen`: whether frozen layers save less than the blocks that they read.
+    - `smallest_bytes`: the size of the smallest tensors that are tracked.
     """
 
     device: str = "cpu"
@@ -73,6 +78,8 @@ class Graph:
     operations: list[Operation] = field(default_factory=list)
     block_of: list[int] = field(default_factory=list)
     packs: list[int] = field(default_factory=list)
+    has_frozen: bool = False
+    smallest_bytes: int = 0
 
 
 @dataclass(frozen=True)
@@ -129,6 +136,20 @@ class Planner:
                 limits = (share * self.plain_bytes for share in SHARES)
                 best += [backward.plan(each) for each in limits if backward.saved_bytes < each < plan.live]
         return self._best(best)
+
+    @cached_property
+    def least(self) -> Plan:
+        """The plan that saves the least, as far as it is worth an operation, with few live bytes."""
+        if not self._needed:
+            return _Backward(self, self._reads, self._relevant, frozenset()).fastest
+        cut = _MinimumCut(self, self._relevant, self._needed)
+        saved = cut.saved_for(lambda _: LEAST_SAVING * self.graph.smallest_bytes)
+        backwards = list(self._tightened(saved))
+        most = (1 + SLACK) * backwards[0].saved_bytes
+        cost = backwards[0].fastest.cost + MORE_WORK * self.forward_cost
+        plans = [each for backward in backwards for each in (backward.fastest, backward.plan(most))]
+        plans = [each for each in plans if each.saved_bytes <= most and each.cost <= cost]
+        return min(plans, key=lambda each: (max(each.live, most), each.saved_bytes, each.cost))
 
     def _best(self, plans: Iterable[Plan]) -> list[Plan]:
         best: list[Plan] = []
@@ -229,9 +250,14 @@ class _MinimumCut:
 
         From operation ``until`` on, the rate is ``then``.
         """
+        return self.saved_for(
+            lambda each: (rate if until is None or each < until else then) * self._operations[each].cost
+        )
+
+    def saved_for(self, price: Callable[[int], float]) -> frozenset[int]:
+        """Return the blocks to save, so that their bytes and the prices of the repeated operations are the least."""
         for each in self._repeated:
-            price = rate if until is None or each < until else then
-            self._flow["start"][each]["capacity"] = price * self._operations[each].cost
+            self._flow["start"][each]["capacity"] = price(each)
         method = self._networkx.algorithms.flow.boykov_kolmogorov
         _, (_, after) = self._networkx.minimum_cut(self._flow, "start", "end", flow_func=method)
         return frozenset(each for each in self._relevant if (each, 1) in after and (each, 0) not in after)

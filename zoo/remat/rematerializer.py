@@ -21,9 +21,10 @@ from zoo.remat.frozen import DeferredHandle, FrozenLayers
 from zoo.remat.limit import Limiter, existing_bytes
 from zoo.remat.operations import Operation, aten
 from zoo.remat.recipes import Recipe, SavedHandle, unpack
+from zoo.remat.record import GraphRecorder
 from zoo.remat.recording import Recorder, traits_of
 from zoo.remat.rules import MAX_DEPTH, RELU, unread_input
-from zoo.remat.tracking import KeptMemory, Tracker, is_parameter, is_trackable
+from zoo.remat.tracking import KeptMemory, Observer, Tracker, is_parameter, is_trackable
 from zoo.torch_internals.compiler import never_compile
 from zoo.torch_internals.data import unpacked
 from zoo.torch_internals.dispatch import (
@@ -69,11 +70,6 @@ class ForwardPass:
         self.recorder = Recorder(self.tracker, self.decider)
         self.frozen = FrozenLayers(self.tracker, self.decider, self.decisions)
 
-    @property
-    def has_large(self) -> bool:
-        """Whether autograd saved a tensor that is large enough to recompute, or that a frozen layer reads."""
-        return self.decider.has_large or self.frozen.is_seen
-
     def is_constant(self, tensor: Tensor) -> bool:
         """Return whether a tensor is a parameter or buffer that this pass has not overwritten."""
         return self.kept.is_permanent(tensor) and not self.tracker.has_writes(tensor)
@@ -99,10 +95,10 @@ class Rematerializer(EagerDispatchMode):
     Backward raises RecipeError if an input of a recipe was overwritten since forward.
 
     Args:
-    - `budget`: as for `zoo.lean`. The first forward pass saves as little as possible; later ones follow a plan.
+    - `budget`: as for `zoo.lean`. The first forward pass of a signature is recorded; later ones follow a plan.
     - `depth`: largest number of recomputed saved tensors in a chain. A larger depth saves fewer bytes and has a higher
       peak in backward.
-    - `smallest_bytes`: tensors of fewer bytes are saved. None: 16 to 64 KiB, depending on the largest output so far.
+    - `smallest_bytes`: tensors of fewer bytes are saved. None: 4 KiB.
     - `parameters`: parameters and buffers. They stay alive anyway, so recipes may start from them for free. An iterator
       is consumed only if necessary; recipes may always start from an `nn.Parameter`.
     - `log`: receives all decisions; None to record none.
@@ -147,10 +143,13 @@ class Rematerializer(EagerDispatchMode):
         """Create the recorded state."""
         place = None if self._log is None else lambda: self.place
         self._pass = ForwardPass(self._parameters, self._smallest_bytes, self._depth, place, self._existing)
-        if self._budget.has_limit:
-            existing = partial(existing_bytes, self._parameters, self._existing)
-            self._pass.tracker.observer = self._limiter.begin(self._signature, self._pass.is_constant, existing)
+        self._pass.tracker.observer = self._observer()
         self._hooks: Any = torch.autograd.graph.saved_tensors_hooks(self._pack, _unpack)
+
+    def _observer(self) -> Observer | None:
+        """Return the observer of the pass that begins."""
+        existing = partial(existing_bytes, self._parameters, self._existing)
+        return self._limiter.begin(self._signature, self._pass.is_constant, existing)
 
     @never_compile
     def __exit__(self, *error: Any) -> None:
@@ -166,10 +165,10 @@ class Rematerializer(EagerDispatchMode):
         """
         ended, observer = self._pass, self._pass.tracker.observer
         ended.end()
-        if self._budget.has_limit:
-            self._limiter.end(self._signature, observer, is_whole)
-        elif self._signature is not None and not ended.has_large:
-            self._budget.note_small(self._signature)
+        if isinstance(observer, GraphRecorder):
+            observer.graph.has_frozen = ended.frozen.is_seen
+            observer.graph.smallest_bytes = ended.tracker.smallest_bytes
+        self._limiter.end(self._signature, observer, is_whole)
         if self._log is not None and ended.decisions is not None:
             self._log += ended.decisions.decisions
         del self._hooks, self._pass  # they refer to self
@@ -236,6 +235,9 @@ class _OfBackward(Rematerializer):
             call_after_backward(found._end)
         rematerializer: _OfBackward = cls._of_thread.rematerializer
         return rematerializer
+
+    def _observer(self) -> Observer | None:
+        return None
 
     def join(self, tensor: Tensor, packed: Any) -> None:
         """Enter the context for the node that runs, and note how to recompute the tensor that it has just read."""

@@ -18,15 +18,14 @@ from torch.nn.parameter import is_lazy
 from zoo.remat.follow import Follower
 from zoo.remat.recipes import Recipe, Store, TrackedTensor
 from zoo.remat.record import GraphRecorder
-from zoo.remat.rules import MIN_BYTES
 from zoo.torch_internals.data import geometry_of, is_wrapper, memory_id
 from zoo.torch_internals.dispatch import DisableTorchDispatch, kernel_flags
 
 StorageRef = Callable[[], torch.UntypedStorage | None]
 Observer = GraphRecorder | Follower
 
-# Tensors are saved that are smaller than the largest output so far by this factor, from `MIN_BYTES` to `MAX_BYTES`.
-SMALL_RATIO, MAX_BYTES = 64, 2**16
+SMALLEST_BYTES = 2**12  # smaller tensors are saved, as recomputing them costs more time than the memory is worth
+COPIED_BYTES = 2**16  # inputs of recipes that need no gradient are copied up to this size: they may soon be freed
 
 
 class KeptMemory(set[int]):
@@ -83,13 +82,13 @@ class Tracker:
     """The contents of the tensors of a forward pass, and the writes into them, which ``clock`` counts.
 
     Args:
-    - `smallest_bytes`: size from which a tensor is large. None: 16 to 64 KiB, depending on the largest output so far.
+    - `smallest_bytes`: size from which a tensor is large. None: `SMALLEST_BYTES`.
     """
 
     def __init__(self, kept: KeptMemory, smallest_bytes: int | None) -> None:
         self._kept = kept
-        self._is_relative = smallest_bytes is None
-        self.smallest_bytes = MIN_BYTES if smallest_bytes is None else smallest_bytes
+        self.smallest_bytes = SMALLEST_BYTES if smallest_bytes is None else smallest_bytes
+        self._copied_bytes = COPIED_BYTES if smallest_bytes is None else smallest_bytes
         # id of a tensor -> (weak reference to it, its version, a weak reference to its storage, its contents)
         self.known: dict[int, tuple[Callable[[], Tensor | None], int, StorageRef, TrackedTensor]] = {}
         # id of a storage -> its contents by their version and `geometry_of`. Only once there are new objects for the
@@ -115,11 +114,7 @@ class Tracker:
             return len(out) > 0 and self.is_large(out[0])
         if out.layout is not torch.strided:
             return False
-        size = out.nbytes
-        if self._is_relative and size > SMALL_RATIO * self.smallest_bytes:
-            self.smallest_bytes = min(size // SMALL_RATIO, MAX_BYTES)
-            self._is_relative = self.smallest_bytes < MAX_BYTES
-        return size >= self.smallest_bytes
+        return out.nbytes >= self.smallest_bytes
 
     def note(self, tensor: Tensor, recipe: Recipe | None, index: int, version: int) -> TrackedTensor:
         """Return the new contents of a tensor, which output ``index`` of a recipe recomputes."""
@@ -248,8 +243,7 @@ class Tracker:
         """Track a tensor that no recorded operation has computed, if it is trackable."""
         if not is_trackable(tensor):
             return None
-        limit = MAX_BYTES if self._is_relative and not tensor.requires_grad else self.smallest_bytes
-        is_small = tensor.nbytes < limit
+        is_small = tensor.nbytes < (self.smallest_bytes if tensor.requires_grad else self._copied_bytes)
         if is_parameter(tensor):
             self._kept.add_permanent(tensor)
         elif is_small:
