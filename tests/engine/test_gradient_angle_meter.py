@@ -13,13 +13,13 @@ import torch
 from torch import Tensor, nn
 
 from tests.engine.tiny import MemoryLog, differences, make_config, make_images, run
-from zoo.config.experiment import Training
 from zoo.config.network import NetworkSpec
+from zoo.engine.observers import GradientAngle, gradient_angle
 from zoo.engine.process import Process
-from zoo.engine.reconstruction import check_meter, gradients
+from zoo.engine.reconstruction import gradients
 from zoo.engine.start import start
 from zoo.engine.state import TrainState, rank_state, shared_state
-from zoo.engine.step import StepBatch, gradient_angle, train_step
+from zoo.engine.step import StepBatch, train_step
 from zoo.errors import ConfigError
 from zoo.layers import InPlaceABN, ReversibleBlock, ReversibleSequential
 from zoo.tasks import task_of
@@ -124,7 +124,6 @@ def test_meter_of_irreversible_network_raises(store: bool | None) -> None:
     chain = ReversibleSequential([ReversibleBlock(_branch(), _branch())], store=bool(store))
     model = nn.Sequential(nn.Identity() if store is None else chain)
     with pytest.raises(ConfigError, match=r"training\.gradient_angle_meter = 5, but this network reconstructs no"):
-        check_meter(model, Training(gradient_angle_meter=5))
-    check_meter(model, Training())
+        GradientAngle(model, 5, MemoryLog())
     chain.store = False
-    check_meter(nn.Sequential(chain), Training(gradient_angle_meter=5))
+    GradientAngle(nn.Sequential(chain), 5, MemoryLog())

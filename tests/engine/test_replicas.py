@@ -36,7 +36,7 @@ from zoo.data.loader import build_train_loader
 from zoo.data.seeding import mixed_seed
 from zoo.engine.checkpoint import CHECKPOINT, read
 from zoo.engine.process import Process
-from zoo.engine.replicas import Replicas, fixed_algorithms
+from zoo.engine.replicas import ExactReplicas, fixed_algorithms
 from zoo.engine.state import TrainState, build_state
 from zoo.engine.step import StepBatch, train_step
 from zoo.errors import ConfigError, NonFiniteLossError
@@ -285,12 +285,12 @@ def test_loss_scale_changes_no_gradient(amp: str) -> None:
     for scale in (1.0, 1024.0):
         state = _odd_state(training={"amp": amp})
         state.scaler = torch.amp.GradScaler("cpu", init_scale=scale, enabled=amp == "fp16")
-        sums = Replicas(state.model, state.config, state.process)
+        sums = ExactReplicas(state.model, state.config, state.process)
         for batch in _odd_batches():
             loss = F.cross_entropy(state.model(batch.images), batch.targets)
             state.scaler.scale(loss).backward()
-            sums.add_gradients(state.scaler.scale(torch.ones(())))
-        sums.set_gradients(state.scaler.scale(torch.ones(())))
+            sums.add_gradients(state.scaler)
+        sums.set_gradients(state.scaler)
         state.scaler.unscale_(state.optimizer)
         gradients.append(state.model.first.weight.grad)
     assert torch.equal(*gradients)
@@ -327,15 +327,15 @@ def test_synchronized_norms_need_one_replica_per_process() -> None:
         with pytest.raises(
             ConfigError, match=r"replicas = 4: the norm 1 is synchronized .*1 process.*start 4 processes"
         ):
-            Replicas(network, config, Process())
-        assert len(Replicas(network, _config(1), Process()).own) == 1
+            ExactReplicas(network, config, Process())
+        assert len(ExactReplicas(network, _config(1), Process()).own) == 1
 
 
 def _shard() -> str:
     network = nn.Linear(4, 4)
     fully_shard(network)
     try:
-        Replicas(network, _config(), this_process())
+        ExactReplicas(network, _config(), this_process())
     except ConfigError as error:
         return str(error)
     return ""
@@ -352,7 +352,7 @@ def _broadcast_weights() -> dict[str, Tensor]:
     network = nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3))
     network[1].running_mean.fill_(dist.get_rank())
     network[1].register_buffer("odd", torch.tensor([dist.get_rank() == 0] * 3))
-    Replicas(network, _config(), this_process())
+    ExactReplicas(network, _config(), this_process())
     return network.state_dict()
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from zoo.config.network import NetworkSpec
 from zoo.config.parse import parse_experiment
 from zoo.engine.checkpoint import CHECKPOINT, CheckpointWriter
 from zoo.engine.consistency import fingerprints
+from zoo.engine.observers import Observer, build_observers
 from zoo.engine.process import Process
 from zoo.engine.reporting import TrainMetrics
 from zoo.engine.start import check_images, start
@@ -115,8 +116,7 @@ class MemoryLog:
     def __init__(self, on_metrics: Callable[[TrainMetrics], object] | None = None) -> None:
         self.metrics: list[TrainMetrics] = []
         self.validations: list[tuple[int, int, Result, bool]] = []
-        self.digests: list[str] = []
-        self.angles: list[tuple[int, float]] = []
+        self.records: list[dict[str, Any]] = []
         self.bars: list[tuple[str, int, int]] = []
         self._on_metrics = on_metrics
 
@@ -133,14 +133,13 @@ class MemoryLog:
     def validation(self, epoch: int, step: int, result: Result, is_best: bool) -> None:
         self.validations.append((epoch, step, result, is_best))
 
-    def digest(self, epoch: int, step: int, sha256: str) -> None:
-        self.digests.append(sha256)
+    def record(self, event: str, **fields: Any) -> None:
+        self.records.append({"event": event, **fields})
 
-    def gradient_angle(self, step: int, degrees: float) -> None:
-        self.angles.append((step, degrees))
-
-    def parameters(self, step: int, model: nn.Module) -> None:
-        pass
+    @property
+    def digests(self) -> list[str]:
+        """The digests of all epochs."""
+        return [record["sha256"] for record in self.records if record["event"] == "digest"]
 
     @property
     def numbers(self) -> list[tuple[float, ...]]:
@@ -173,6 +172,8 @@ def run(
     workers: int = 0,
     log_interval: int = 1,
     build: Callable[[NetworkSpec], nn.Module] = build_net,
+    observers: Iterable[Observer] = (),
+    validates: bool = True,
     **start_options: Any,
 ) -> TrainState:
     """Train as the command line does, and return the state at the end."""
@@ -181,9 +182,12 @@ def run(
     task = task_of(config)
     state = start(task, process, log_dir, build=build, **start_options)
     share = process.loader_options(workers, config.optimizer.replicas)
-    loaders = task.build_train_loader(data, share), task.build_val_loader(data, task.own_protocol, share)
-    check_images(state, loaders[0].dataset, fingerprints(*loaders))
-    Trainer(state, *loaders, log, log_dir, log_interval=log_interval).train()
+    train_loader = task.build_train_loader(data, share)
+    val_loader = task.build_val_loader(data, task.own_protocol, share) if validates else None
+    loaders = train_loader, val_loader
+    check_images(state, train_loader.dataset, fingerprints(*loaders))
+    observers = [*build_observers(state, *loaders, log), *observers]
+    Trainer(state, *loaders, log, log_dir, observers=observers, log_interval=log_interval).train()
     return state
 
 

@@ -112,16 +112,16 @@ def test_temporarily_full_disk_keeps_whole_records(tmp_path: Path, capsys: pytes
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     config = load_experiment("quickstart_fashion_mnist")
     with RunLog(tmp_path, 0, config) as log:
-        log.gradient_angle(1, 0.5)
+        log.record("gradient_angle", step=1, degrees=0.5)
         size = (tmp_path / "metrics.jsonl").stat().st_size
         resource.setrlimit(resource.RLIMIT_FSIZE, (size + 10, hard))  # ten bytes of the next record find room
         try:
             for step in range(2, 50):
-                log.gradient_angle(step, 0.5)
+                log.record("gradient_angle", step=step, degrees=0.5)
                 logging.getLogger("zoo").info("a line" * 10)
         finally:
             resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-        log.gradient_angle(50, 0.25)
+        log.record("gradient_angle", step=50, degrees=0.25)
     records = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     assert [record["step"] for record in records] == [1, 50]
     assert "Traceback" not in capsys.readouterr().err

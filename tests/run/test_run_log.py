@@ -83,8 +83,8 @@ def test_scalars_stand_at_optimizer_step(tmp_path: Path, config: Experiment) -> 
 
 def test_gradient_angles_are_recorded_and_non_finite_is_null(tmp_path: Path, config: Experiment) -> None:
     with RunLog(tmp_path, 0, config) as log:
-        log.gradient_angle(50, 0.25)
-        log.gradient_angle(100, math.nan)
+        log.record("gradient_angle", step=50, degrees=0.25)
+        log.record("gradient_angle", step=100, degrees=math.nan)
     found = [(each["event"], each["step"], each["degrees"]) for each in _records(tmp_path)]
     assert found == [("gradient_angle", 50, 0.25), ("gradient_angle", 100, None)]
 

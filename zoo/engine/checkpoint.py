@@ -130,7 +130,7 @@ def _content(state: TrainState, ranks: list[dict[str, Any]]) -> dict[str, Any]:
         "network": _network(state),
         "config": state.config.model_dump(mode="json"),
         "config_digest": state.config.digest(),
-        "world_size": state.process.world_size if state.replicas is None else None,
+        "world_size": state.process.world_size if state.config.optimizer.replicas is None else None,
         "num_threads": torch.get_num_threads(),
         "torch_version": str(torch.__version__),
         "device": state.process.device.type,

@@ -13,19 +13,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from zoo.config.experiment import Training
-from zoo.errors import ConfigError
 from zoo.ops.context import RandomState, restored_buffers
 
 
-def check_meter(model: nn.Module, settings: Training) -> None:
-    """Raise ConfigError if the meter of gradient angles is on but ``model`` reconstructs nothing."""
-    every_steps = settings.gradient_angle_meter
-    if every_steps and all(chain.store for chain in _chains(model).values()):
-        raise ConfigError(
-            f"training.gradient_angle_meter = {every_steps}, but this network reconstructs no activations: remove the "
-            'key, or use a reversible network with network.memory "auto"'
-        )
+def reconstructs(model: nn.Module) -> bool:
+    """Return whether backward of ``model`` reconstructs activations."""
+    return not all(chain.store for chain in _chains(model).values())
 
 
 def _chains(model: nn.Module) -> dict[str, Any]:

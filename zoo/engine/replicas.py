@@ -1,29 +1,29 @@
-"""Replicas of a network that share a batch: any number of processes trains the same weights, to the bit.
+"""Replicas of a network that share a batch, and how a step adds their gradients.
 
-A step with S replicas is S forward and backward passes of B / S images each, divided among the processes. Each pass is
-a function of its replica alone: its images, its shape, its random numbers, its batch statistics. The gradients are
-added as integers, because integers have the same sum in any order.
-
-Each scheme of adding defines bits of its own: these are not the bits of DistributedDataParallel.
+By default each process is a replica, and DistributedDataParallel averages the gradients of several processes:
+`Replicas`. With ``optimizer.replicas`` any number of processes trains the same weights, to the bit: `ExactReplicas`.
+Each scheme of adding defines bits of its own.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 
 from zoo.config.experiment import Experiment
 from zoo.data.sampler import replicas_of
 from zoo.engine.attributes import attribute_values, changed_attribute
 from zoo.engine.precision import at_least_float32
 from zoo.engine.process import Process, broadcast_tensors, seed_everything
-from zoo.errors import ConfigError
+from zoo.engine.wrapping import distribute
+from zoo.errors import ConfigError, join_names
 from zoo.ops.context import restored_buffers
 from zoo.torch_internals.data import is_wrapper
 
@@ -35,22 +35,82 @@ SUM_BITS = 62  # of an int64; the largest sum is below 2^62
 
 
 class Replicas:
-    """The replicas that this process runs, and the exact sum of the gradients of all replicas.
+    """The replicas that this process runs: itself alone. DistributedDataParallel averages gradients in backward.
+
+    Args:
+    - `model`: the bare network.
+    - `config`: the settings of the run.
+    - `process`: this process of the run.
+
+    Attributes:
+    - `own`: the numbers of the replicas that this process runs.
+    - `loss_factor`: factor of the mean loss over the global batch, by which averages of the gradients become sums.
+    """
+
+    def __init__(self, model: nn.Module, config: Experiment, process: Process) -> None:
+        self.own = replicas_of(process.rank, process.world_size, config.optimizer.replicas)
+        self.loss_factor = process.world_size
+        self._model, self._config, self._process = model, config, process
+
+    def wrap(self, network: nn.Module) -> nn.Module:
+        """Return ``network``, the possibly compiled model, as a step calls it."""
+        return distribute(network, self._process)
+
+    def running(self, replica: int, step: int, shape: torch.Size) -> AbstractContextManager[None]:
+        """Return the context of the passes of a replica, on images of a ``shape``, in the step after ``step`` steps."""
+        return nullcontext()
+
+    @contextmanager
+    def averaging(self, wrapped_model: nn.Module, step: int, is_last: bool) -> Iterator[None]:
+        """Context of forward and backward of a micro-batch. Gradients are averaged in the last one of a step.
+
+        That waits for the gradients of all parameters. Raises ConfigError if a parameter got none on this rank: the
+        averages would never be complete.
+        """
+        if not isinstance(wrapped_model, DistributedDataParallel):
+            yield
+            return
+        if not is_last:
+            with wrapped_model.no_sync():
+                yield
+            return
+        trained = {name: parameter for name, parameter in self._model.named_parameters() if parameter.requires_grad}
+        former = [parameter.grad for parameter in trained.values()]  # of earlier micro-batches
+        yield
+        # An averaged gradient is another tensor, a view of a bucket.
+        unused = [name for (name, parameter), old in zip(trained.items(), former, strict=True) if parameter.grad is old]
+        if unused:
+            raise ConfigError(
+                f"{len(unused)} of {len(trained)} parameters got no gradient on rank {self._process.rank} in step "
+                f"{step + 1} ({join_names(unused)}), but several processes average the gradients of all parameters",
+                self._config.network.arch,
+                "freeze them with requires_grad_(False), use them in each forward pass, or set optimizer.replicas",
+            )
+
+    def add_gradients(self, scaler: torch.amp.GradScaler) -> None:
+        """Add the gradients of a replica, which ``scaler`` has scaled, to the sum over all replicas."""
+
+    def set_gradients(self, scaler: torch.amp.GradScaler) -> None:
+        """Set each parameter's gradient to the sum over all replicas, scaled as by ``scaler``."""
+
+
+class ExactReplicas(Replicas):
+    """Several replicas, which the processes divide, and the exact sum of the gradients of all replicas.
+
+    A step with S replicas is S forward and backward passes of B / S images each. Each pass is a function of its replica
+    alone: its images, its shape, its random numbers, its batch statistics. The gradients are added as integers, because
+    integers have the same sum in any order.
 
     Broadcasts rank 0's weights and buffers, so every rank has to construct it. Raises ConfigError for a network with
     synchronized norms, unless each process runs one replica, and for sharded parameters.
 
-    Args:
-    - `model`: the bare network.
-    - `config`: the settings of the run; ``optimizer.replicas`` is set.
-    - `process`: this process of the run.
+    Args: see `Replicas`; ``optimizer.replicas`` of the settings is set.
     """
 
     def __init__(self, model: nn.Module, config: Experiment, process: Process) -> None:
+        super().__init__(model, config, process)
         assert config.optimizer.replicas is not None
-        self.count = config.optimizer.replicas
-        self.own = replicas_of(process.rank, process.world_size, self.count)
-        self._model, self._seed, self._process = model, config.seed, process
+        self.count, self.loss_factor = config.optimizer.replicas, 1
         self._check()
         if process.world_size > 1:
             broadcast_tensors([*model.parameters(), *model.buffers()])
@@ -85,6 +145,10 @@ class Replicas:
                     f'use norms that are not synchronized (network.norm "inplace"), or start {self.count} processes',
                 )
 
+    def wrap(self, network: nn.Module) -> nn.Module:
+        """Return ``network``."""
+        return network
+
     @contextmanager
     def running(self, replica: int, step: int, shape: torch.Size) -> Iterator[None]:
         """Context of the forward and backward passes of a replica, with random numbers of its own.
@@ -99,7 +163,7 @@ class Replicas:
         is_repeated = shape in self._shapes
         self._shapes.add(shape)
         before = attribute_values(self._model) if is_repeated and not self._has_checked else None
-        seed_everything(self._seed, step, replica)
+        seed_everything(self._config.seed, step, replica)
         with nullcontext() if replica == 0 else restored_buffers(self._model):
             yield
         if before is not None:
@@ -115,11 +179,12 @@ class Replicas:
         raise ConfigError(what, f"optimizer.replicas = {self.count}", f"{remedy}, or train without replicas")
 
     @torch.no_grad()
-    def add_gradients(self, loss_scale: Tensor) -> None:
-        """Add the gradients of a replica, divided by ``loss_scale``, to the sum, and set them to None.
+    def add_gradients(self, scaler: torch.amp.GradScaler) -> None:
+        """Add the gradients of a replica, divided by the loss scale, to the sum, and set them to None.
 
-        ``loss_scale`` is a power of two, so that the division is exact. Does not wait for the device.
+        The loss scale is a power of two, so that the division is exact. Does not wait for the device.
         """
+        loss_scale = self._loss_scale(scaler)
         lows, highs, zero, factor = [], [], loss_scale.new_zeros(()), 2.0**GRID_BITS / loss_scale
         present = torch.tensor([parameter.grad is not None for parameter in self._parameters])
         for parameter, total in zip(self._parameters, self._totals, strict=True):
@@ -137,8 +202,8 @@ class Replicas:
         self._tallies += torch.stack([present.to(largest.device), ~largest.isfinite(), is_beyond])
 
     @torch.no_grad()
-    def set_gradients(self, loss_scale: Tensor) -> None:
-        """Set each parameter's gradient to the sum over all replicas, rounded once, times ``loss_scale``.
+    def set_gradients(self, scaler: torch.amp.GradScaler) -> None:
+        """Set each parameter's gradient to the sum over all replicas, rounded once, times the loss scale.
 
         It is None if no replica has one, and NaN if a replica has one that is not finite. Every rank also gets replica
         0's buffers. Waits for the device. Raises, on every rank, OverflowError for a gradient beyond the range, and
@@ -153,7 +218,7 @@ class Replicas:
             name = next(name for name, count in zip(self._names, beyond, strict=True) if count)
             limit = f"{2.0 ** (SUM_BITS - GRID_BITS):,.0f}"
             raise OverflowError(f"the gradient of {name} exceeds {limit}, the range of optimizer.replicas")
-        factor = 2.0**-GRID_BITS * loss_scale
+        factor = 2.0**-GRID_BITS * self._loss_scale(scaler)
         tallied = zip(self._parameters, self._totals, present, infinite, strict=True)
         for parameter, total, num_present, num_infinite in tallied:
             if num_infinite:
@@ -164,6 +229,10 @@ class Replicas:
         self._sums.zero_()
         if self._process.world_size > 1:
             broadcast_tensors(list(self._model.buffers()))
+
+    def _loss_scale(self, scaler: torch.amp.GradScaler) -> Tensor:
+        """Return the factor of the gradients, 0-d; 1 if ``scaler`` is disabled."""
+        return scaler.scale(torch.ones((), device=self._process.device))
 
 
 @contextmanager

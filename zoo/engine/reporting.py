@@ -13,7 +13,6 @@ from dataclasses import asdict, dataclass
 from typing import Any, Protocol, TypeVar
 
 import torch
-from torch import nn
 
 from zoo.engine.meters import Reading
 from zoo.engine.state import TrainState
@@ -68,7 +67,7 @@ class TrainMetrics:
 class Log(Protocol):
     """Interface of the log of a run. Every rank calls all methods; the log decides what each rank writes.
 
-    No method may wait for the device, except those that receive tensors or modules.
+    No method may wait for the device.
     """
 
     def progress(self, title: str, total: int, done: int = 0) -> AbstractContextManager[Callable[[int], object]]:
@@ -80,14 +79,8 @@ class Log(Protocol):
     def validation(self, epoch: int, step: int, result: Result, is_best: bool) -> None:
         """Record the validation at the end of ``epoch`` (from 0), after ``step`` optimizer steps in all."""
 
-    def digest(self, epoch: int, step: int, sha256: str) -> None:
-        """Record the digest of weights, buffers and optimizer state at the end of ``epoch`` (from 0)."""
-
-    def gradient_angle(self, step: int, degrees: float) -> None:
-        """Record the angle between the gradients of a step from reconstructed and from stored activations."""
-
-    def parameters(self, step: int, model: nn.Module) -> None:
-        """Record the parameters of the bare network after each step, or after those that the log selects."""
+    def record(self, event: str, **fields: Any) -> None:
+        """Record an event and its fields, which JSON can represent."""
 
 
 class Pace:

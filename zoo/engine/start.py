@@ -19,7 +19,6 @@ from zoo.engine import checkpoint
 from zoo.engine.consistency import ABSENT, differing_keys
 from zoo.engine.original import is_original, load_original
 from zoo.engine.process import Process, processor, seed_everything
-from zoo.engine.reconstruction import check_meter
 from zoo.engine.state import TrainState, build_state, load_rank_states, load_shared_state
 from zoo.engine.task import Task
 from zoo.errors import CheckpointError, escape, join_names, shorten_repr, truncate
@@ -62,7 +61,6 @@ def start(
     seed_everything(config.seed, -1)
     is_fresh = resumed is None and weights is None
     model = build(config.network if is_fresh else config.network.without_pretrained())
-    check_meter(model, config.training)
 
     # The checkpoint takes precedence over the weights, so that the same command line continues an interrupted run.
     if resumed is None and weights is not None:
@@ -140,7 +138,7 @@ def restore(state: TrainState, resumed: LoadedCheckpoint) -> list[str]:
         if is_original(saved):
             return [*resumed.notices, *load_original(state, saved, resumed.path)]
         prolonged = list(_check_config(saved["config"], state.config, resumed.path))
-        if state.replicas is None and saved["world_size"] != state.process.world_size:
+        if state.config.optimizer.replicas is None and saved["world_size"] != state.process.world_size:
             raise CheckpointError(
                 f"the checkpoint is of {truncate(saved['world_size'])} process(es), this run has "
                 f"{state.process.world_size}",

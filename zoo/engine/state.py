@@ -19,9 +19,9 @@ from zoo.config.experiment import Experiment
 from zoo.engine.meters import Meter, merged
 from zoo.engine.optim import build_optimizer
 from zoo.engine.process import Process, broadcast_tensors
-from zoo.engine.replicas import Replicas
+from zoo.engine.replicas import ExactReplicas, Replicas
 from zoo.engine.task import Task
-from zoo.engine.wrapping import compile_network, distribute
+from zoo.engine.wrapping import compile_network
 
 # The position of a run: keys in checkpoints, and attributes of `TrainState`.
 POSITION_KEYS = ("epoch", "batch", "step")
@@ -45,8 +45,8 @@ class TrainState:
     """A copy of the bare network with the moving average of the weights; None without `ema_decay`."""
     meter: Meter
     """Sums over this rank's images of the running epoch."""
-    replicas: Replicas | None = None
-    """What this process does of a step; None if it is one replica of DistributedDataParallel."""
+    replicas: Replicas
+    """The replicas that this process runs."""
     epoch: int = 0
     """Index of the running epoch."""
     batch: int = 0
@@ -86,12 +86,12 @@ def build_state(task: Task, model: nn.Module, process: Process) -> TrainState:
     trained = task.trained_network(model)
     if settings.compile:
         trained = compile_network(trained)
-    replicas = None if config.optimizer.replicas is None else Replicas(model, config, process)
+    replicas = (Replicas if config.optimizer.replicas is None else ExactReplicas)(model, config, process)
     return TrainState(
         task=task,
         process=process,
         model=model,
-        wrapped_model=distribute(trained, process) if replicas is None else trained,
+        wrapped_model=replicas.wrap(trained),
         optimizer=build_optimizer(model, config.optimizer),
         scaler=torch.amp.GradScaler(process.device.type, enabled=config.training.amp == "fp16"),
         ema=copy.deepcopy(model).requires_grad_(False) if config.optimizer.ema_decay is not None else None,
@@ -187,7 +187,7 @@ def rank_states(state: TrainState) -> list[dict[str, Any]]:
     With replicas it is one state for any number of ranks: random numbers are seeded in each step, and sums are added.
     """
     states = state.process.gather(rank_state(state))
-    if state.replicas is None or not states:
+    if state.config.optimizer.replicas is None or not states:
         return states
     return [{**states[0], "meter": merged([each["meter"] for each in states])}]
 
@@ -220,7 +220,7 @@ def _load_optimizer(optimizer: torch.optim.Optimizer, saved: dict[str, Any]) -> 
 
 def load_rank_states(state: TrainState, saved: list[dict[str, Any]]) -> None:
     """Load this rank's part of what `rank_states` returned; with replicas only rank 0 has one."""
-    if state.replicas is None or state.process.is_main:
+    if state.config.optimizer.replicas is None or state.process.is_main:
         load_rank_state(state, saved[state.process.rank])
 
 

@@ -5,24 +5,24 @@ from __future__ import annotations
 import logging
 import signal
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from zoo.data.dataset import Batch, ImageDataset
+from zoo.data.dataset import Batch
 from zoo.data.loader import Loader
 from zoo.data.sampler import TrainBatches, ValBatches
 from zoo.data.seeding import random_of
 from zoo.data.transforms.mixing import draw_mix, mix_images, mix_targets, partners
 from zoo.engine.checkpoint import CHECKPOINT, CheckpointWriter
-from zoo.engine.digest import digest, state_tensors
 from zoo.engine.meters import Reading
+from zoo.engine.observers import Observer
 from zoo.engine.optim import set_lr
 from zoo.engine.reporting import VALIDATION, Log, Pace, metrics_since
-from zoo.engine.state import TrainState, all_finite, broadcast_buffers, set_training_mode, shared_state
-from zoo.engine.step import StepBatch, gradient_angle, train_step
+from zoo.engine.state import TrainState, all_finite, broadcast_buffers, set_training_mode
+from zoo.engine.step import StepBatch, train_step
 from zoo.engine.stop import DATA_FAULT, LAG, STALL_S, StopRequested, StopSignals, ending_by
 from zoo.engine.task import Result
 from zoo.engine.validation import validate
@@ -42,6 +42,7 @@ class Trainer:
     - `val_loader`: the images of the validation that ends each epoch; None for no validation.
     - `log`: receives averages and validations.
     - `log_dir`: folder of the checkpoints.
+    - `observers`: are called in this order.
     - `log_interval`: number of batches between two reports.
     """
 
@@ -53,11 +54,13 @@ class Trainer:
         log: Log,
         log_dir: Path,
         *,
+        observers: Sequence[Observer] = (),
         log_interval: int = 10,
     ) -> None:
         self.state, self.config = state, state.config
         self.train_loader, self.val_loader, self.batches = train_loader, val_loader, train_loader.batch_sampler
         self.log, self.log_dir, self.log_interval = log, log_dir, log_interval
+        self.observers = observers
         self.stop = StopSignals(state.process)
         self.writer = CheckpointWriter(state.process, log_dir)
         self.pace = Pace()
@@ -108,9 +111,11 @@ class Trainer:
             for batches in self.pace.timed(self.stop.waits(self._steps())):
                 lr = self._set_lr()
                 step_batches = [self._prepared(batch) for batch in batches]
-                self._meter_gradient_angle(step_batches[0])
+                for observer in self.observers:
+                    observer.before_step(state, step_batches)
                 self._step(step_batches)
-                self.log.parameters(state.step, state.model)
+                for observer in self.observers:
+                    observer.after_step(state)
                 advance(1)
                 if state.batch % self.log_interval == 0 or state.batch == num_batches:
                     reported = self._report(reported, lr)
@@ -171,12 +176,6 @@ class Trainer:
         indices = partners(len(images), half).to(images.device, non_blocking=True)
         return mix_images(images, mix, indices), mix_targets(targets, config.network.num_classes, mix, indices)
 
-    def _meter_gradient_angle(self, batch: StepBatch) -> None:
-        """Log the angle between the gradients of the next step, if that step is to be metered."""
-        state, every_steps = self.state, self.config.training.gradient_angle_meter
-        if every_steps and (state.step + 1) % every_steps == 0:
-            self.log.gradient_angle(state.step + 1, gradient_angle(state, batch))
-
     def _set_lr(self) -> float:
         """Set the learning rate of the next step and return it."""
         state, settings = self.state, self.config.optimizer
@@ -195,13 +194,16 @@ class Trainer:
         return now
 
     def _finish_epoch(self) -> Result | None:
-        """Validate, advance to the next epoch and save; return the result of the validation."""
+        """Validate, advance to the next epoch and save; return the result of the validation.
+
+        All ranks have rank 0's running statistics then.
+        """
         state = self.state
         # Answer a signal that arrived during the last step before a validation of several minutes.
         self._stop_if_asked(self.stop.agreed_at_once())
-        if state.epoch == 0:
-            counts = state.task.class_counts(self._checked_reading())
-            _warn_of_absent("the training crops of epoch 1", self.train_loader.dataset, counts)
+        broadcast_buffers(state)
+        for observer in self.observers:
+            observer.before_validation(state)
         result = None if self.val_loader is None else self._validation(self.val_loader)
         is_best = False
         if result is not None:
@@ -209,11 +211,8 @@ class Trainer:
             if is_best:
                 state.best_score, state.best_epoch = result.score, state.epoch
             self.log.validation(state.epoch, state.step, result, is_best)
-            if state.epoch == 0 and self.val_loader is not None:
-                _warn_of_absent("the validation data", self.val_loader.dataset, result.class_counts())
-        if state.replicas is not None:
-            broadcast_buffers(state)
-            self.log.digest(state.epoch, state.step, digest(state_tensors(shared_state(state))))
+        for observer in self.observers:
+            observer.after_epoch(state, result)
         state.epoch, state.batch = state.epoch + 1, 0
         state.meter.reset()
         self._save(is_best)
@@ -221,9 +220,8 @@ class Trainer:
         return result
 
     def _validation(self, loader: Loader[ValBatches]) -> Result:
-        """Validate the network, or its moving average, with rank 0's running statistics."""
+        """Validate the network, or its moving average."""
         state, settings = self.state, self.config
-        broadcast_buffers(state)
         with self.log.progress(VALIDATION, len(loader)) as advance:
             return validate(
                 state.scored_model,
@@ -323,9 +321,3 @@ class Trainer:
         if not path.exists():
             return DataError(text)
         return DataError(f"{text}; the state is saved in {escape(path)}: continue with --resume auto")
-
-
-def _warn_of_absent(where: str, images: ImageDataset, counts: list[int] | None) -> None:
-    """Log the classes without labels, which a run can neither learn nor score."""
-    if counts is not None and (what := images.describe_absent(counts)):
-        logger.warning("%s; %s", what, where)

@@ -22,7 +22,9 @@ from torch import nn
 from torch.utils.tensorboard import SummaryWriter
 
 from zoo.config.experiment import Experiment
+from zoo.engine.observers import Observer
 from zoo.engine.reporting import VALIDATION, TrainMetrics
+from zoo.engine.state import TrainState
 from zoo.engine.task import Result
 from zoo.errors import ConfigError
 from zoo.files import flush_to_disk, write_json
@@ -149,14 +151,12 @@ class RunLog:
     - `log_dir`: folder of all files; created if necessary. A second run in the same folder appends to them.
     - `rank`: rank of this process.
     - `config`: settings of the run.
-    - `histograms`: whether TensorBoard gets histograms of the parameters in `histogram_parameters` every 10 steps.
     """
 
-    def __init__(self, log_dir: Path, rank: int, config: Experiment, *, histograms: bool = False) -> None:
+    def __init__(self, log_dir: Path, rank: int, config: Experiment) -> None:
         self._log_dir = log_dir
         self._config = config
         self._labels = task_of(config).shown_labels
-        self._histograms = histograms
         self._is_main = rank == 0
         self._progress: Progress | None = None
         self._board: Board | None = None
@@ -186,7 +186,7 @@ class RunLog:
             reason = f"stopped: {type(error).__name__}: {error}"
             logger.info("%s", reason, extra={"only_in_files": True})  # the caller prints the error
         if self._start_s is not None:
-            self._add_line("end", seconds=round(time.monotonic() - self._start_s, 1))
+            self.record("end", seconds=round(time.monotonic() - self._start_s, 1))
         if self._metrics is not None:
             self._write(self._metrics.close)
         if self._board is not None:
@@ -209,7 +209,7 @@ class RunLog:
             return
         with writable(self._log_dir):
             write_json(self._log_dir / SETTINGS_FILE, self._config.model_dump(mode="json"))
-        self._add_line(
+        self.record(
             "resume" if step else "start",
             step=step,
             world_size=world_size,
@@ -221,7 +221,8 @@ class RunLog:
         with writable(self._log_dir):
             self._board = Board(self._log_dir, self._config, step)
 
-    def _add_line(self, event: str, **fields: Any) -> None:
+    def record(self, event: str, **fields: Any) -> None:
+        """Append an event to the metrics file."""
         if self._metrics is not None:
             self._write(partial(self._metrics.write, event, **fields))
 
@@ -253,30 +254,37 @@ class RunLog:
                 f"{metrics.images_per_s:.0f} img/s, loss {metrics.loss:.3f}, {label} {metrics.scores[name]:.1f}, "
                 f"{metrics.peak_memory_bytes / 1e9:.1f} GB, ETA {timedelta(seconds=round(metrics.eta_s))}"
             )
-        self._add_line("train", **metrics.record())
+        self.record("train", **metrics.record())
         if self._board is not None:
             self._write(partial(self._board.train, metrics))
 
     def validation(self, epoch: int, step: int, result: Result, is_best: bool) -> None:
         """Record the validation after ``epoch`` (from 0) and ``step`` optimizer steps in total."""
         logger.info("%s", _validation_line(epoch, result, self._labels, is_best))
-        self._add_line("validation", epoch=epoch, step=step, is_best=is_best, **result.record())
+        self.record("validation", epoch=epoch, step=step, is_best=is_best, **result.record())
         if self._board is not None:
             self._write(partial(self._board.validation, step, result))
 
-    def digest(self, epoch: int, step: int, sha256: str) -> None:
-        """Record the digest of weights, buffers and optimizer state after ``epoch`` (from 0) and ``step`` steps."""
-        logger.info("epoch %d digest: %s", epoch + 1, sha256)
-        self._add_line("digest", epoch=epoch, step=step, sha256=sha256)
-
-    def gradient_angle(self, step: int, degrees: float) -> None:
-        """Record the angle between the gradients of a step from reconstructed and from stored activations."""
-        self._add_line("gradient_angle", step=step, degrees=degrees)
-
     def parameters(self, step: int, model: nn.Module) -> None:
-        """Record histograms, if they were asked for and are due at ``step``."""
-        if self._histograms and self._board is not None and step % HISTOGRAM_STEPS == 0:
+        """Record histograms of the parameters in `histogram_parameters`."""
+        if self._board is not None:
             self._write(partial(self._board.parameters, step, model))
+
+
+class Histograms(Observer):
+    """Records histograms of the parameters in `histogram_parameters` every 10 steps.
+
+    Args:
+    - `log`: receives the parameters.
+    """
+
+    def __init__(self, log: RunLog) -> None:
+        self._log = log
+
+    def after_step(self, state: TrainState) -> None:
+        """Record the parameters, if they are due."""
+        if state.step % HISTOGRAM_STEPS == 0:
+            self._log.parameters(state.step, state.model)
 
 
 def histogram_parameters(model: nn.Module) -> dict[str, nn.Parameter]:

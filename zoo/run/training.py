@@ -30,6 +30,7 @@ from zoo.data.sampler import TrainBatches, ValBatches
 from zoo.data.sources.location import DataPath, parse_data_path
 from zoo.engine.checkpoint import BEST, CHECKPOINT
 from zoo.engine.consistency import check_same_on_all_ranks, environment_fingerprint, fingerprints
+from zoo.engine.observers import build_observers
 from zoo.engine.process import Process, open_process
 from zoo.engine.replicas import fixed_algorithms
 from zoo.engine.start import AUTO, check_images, start
@@ -45,7 +46,7 @@ from zoo.remat.lean import is_lean, lean
 from zoo.run.console import console, environment_rank
 from zoo.run.experiments import experiment_for
 from zoo.run.log_folder import log_folder
-from zoo.run.run_log import HISTOGRAM_NAMES, RunLog, histogram_parameters, read_validation
+from zoo.run.run_log import HISTOGRAM_NAMES, Histograms, RunLog, histogram_parameters, read_validation
 from zoo.tables import counted
 from zoo.tasks import task_of
 
@@ -215,13 +216,16 @@ def train_experiment(
     with (
         nullcontext() if config.optimizer.replicas is None else fixed_algorithms(),
         log_folder(log_dir, process, continues=_continues(log_dir, resume)),
-        RunLog(log_dir, process.rank, config, histograms=log_hist) as log,
+        RunLog(log_dir, process.rank, config) as log,
     ):
         state = start(task, process, log_dir, resume=resume, weights=weights, build=build)
         if not state.images:  # a new run, or a checkpoint of the original trainer, which counts only epochs
             state.step = state.epoch * len(loaders[0].batch_sampler)
         check_images(state, loaders[0].dataset, images)
 
+        observers = build_observers(state, *loaders, log)
+        if log_hist:
+            observers.append(Histograms(log))
         if log_hist and not histogram_parameters(state.model):
             what = f"no parameter of {config.network.arch} has a name with {join_names(HISTOGRAM_NAMES)}"
             logger.warning("--log-hist: %s, there are no histograms", what)
@@ -233,7 +237,7 @@ def train_experiment(
         else:
             logger.info("%s", _begin_summary(state, num_parameters, loaders, data, log_dir))
             log.begin(state.step, process.device, process.world_size, images)
-            Trainer(state, *loaders, log, log_dir, log_interval=log_every).train()
+            Trainer(state, *loaders, log, log_dir, observers=observers, log_interval=log_every).train()
         logger.info("%s", _end_summary(state, log_dir))
         if not isinstance(data, Datasets):  # repeats the warning about missing classes, which now is far above
             check_num_classes(loaders[0].dataset, config.network.num_classes)

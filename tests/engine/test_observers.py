@@ -1,0 +1,58 @@
+"""Observers see each step and epoch of a run, and change none of its bits."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.engine.tiny import MemoryLog, make_config, make_images, run
+from zoo.engine.observers import Observer
+from zoo.engine.state import TrainState
+from zoo.engine.step import StepBatch
+from zoo.engine.task import Result
+
+NUM_BATCHES = 5
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_images(tmp_path_factory.mktemp("data"), 8 * NUM_BATCHES)
+
+
+class Calls(Observer):
+    """Notes its calls with the position of the state."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[Any, ...]] = []
+
+    def before_step(self, state: TrainState, batches: Sequence[StepBatch]) -> None:
+        self.calls.append(("before_step", state.epoch, state.step, *(len(batch.images) for batch in batches)))
+
+    def after_step(self, state: TrainState) -> None:
+        self.calls.append(("after_step", state.epoch, state.step))
+
+    def before_validation(self, state: TrainState) -> None:
+        self.calls.append(("before_validation", state.epoch, state.step))
+
+    def after_epoch(self, state: TrainState, result: Result | None) -> None:
+        self.calls.append(("after_epoch", state.epoch, state.step, None if result is None else result.count))
+
+
+@pytest.mark.parametrize(("replicas", "sizes"), [(None, [8]), (2, [4, 4]), (3, [3, 3, 2])])
+@pytest.mark.parametrize("validates", [True, False])
+def test_observers_follow_steps_and_epochs(
+    data: Path, tmp_path: Path, replicas: int | None, sizes: list[int], validates: bool
+) -> None:
+    observers, config = [Calls(), Calls()], make_config(optimizer={"replicas": replicas})
+    run(config, data, tmp_path, MemoryLog(), observers=observers, validates=validates)
+    expected: list[tuple[Any, ...]] = []
+    for epoch in range(config.optimizer.schedule.epochs):
+        first = epoch * NUM_BATCHES
+        for batch in range(NUM_BATCHES):
+            expected += [("before_step", epoch, first + batch, *sizes), ("after_step", epoch, first + batch + 1)]
+        end = first + NUM_BATCHES
+        expected += [("before_validation", epoch, end), ("after_epoch", epoch, end, 6 if validates else None)]
+    assert [observer.calls for observer in observers] == [expected, expected]
