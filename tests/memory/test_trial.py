@@ -26,7 +26,7 @@ import zoo
 from tests.remat.programs import are_equal
 from tests.step import step
 from zoo.errors import ConfigError
-from zoo.ops.context import restored_buffers
+from zoo.ops.recomputation import restored_buffers
 from zoo.remat.lean import lean
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from zoo.ops.context import RandomState, restored_buffers
+from zoo.ops.recomputation import restored_buffers, restored_generators
 
 
 def reconstructs(model: nn.Module) -> bool:
@@ -55,11 +55,11 @@ def gradients(model: nn.Module, losses: Callable[[], Iterable[Tensor]], *, store
     without it they do as in training. ``losses`` runs the model and yields losses with a graph of their own.
     """
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    chains, random_state = _chains(model).values(), RandomState.now(parameters[0])
+    chains = _chains(model).values()
     stores = [chain.store for chain in chains]
     total: list[Tensor] = []
     try:
-        with restored_buffers(model):
+        with restored_buffers(model), restored_generators(model):
             for chain in chains:
                 chain.store = chain.store or store
             for loss in losses():
@@ -68,7 +68,6 @@ def gradients(model: nn.Module, losses: Callable[[], Iterable[Tensor]], *, store
     finally:
         for chain, stored in zip(chains, stores, strict=True):
             chain.store = stored
-        random_state.restore()
     return total
 
 

@@ -24,7 +24,7 @@ from zoo.engine.precision import at_least_float32
 from zoo.engine.process import Process, broadcast_tensors, seed_everything
 from zoo.engine.wrapping import distribute
 from zoo.errors import ConfigError, join_names
-from zoo.ops.context import restored_buffers
+from zoo.ops.recomputation import restored_buffers
 from zoo.torch_internals.data import is_wrapper
 
 # Gradients are added as multiples of 2^-40. Gradients above 2^-16 keep all digits of float32; smaller ones are off by

@@ -11,10 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint as torch_checkpoint
 
-from zoo.layers.norm import ABN
 from zoo.ops.context import is_exporting, is_fx_proxy
-from zoo.ops.module_state import ModuleState, Parameters
-from zoo.torch_internals.data import NormBase
+from zoo.ops.recomputation import ModuleState, Parameters, paused_statistics
 from zoo.torch_internals.dispatch import are_transforms_active
 
 
@@ -23,7 +21,7 @@ def checkpoint(module: nn.Module, *args: Any) -> Any:
 
     Wraps the non-reentrant `torch.utils.checkpoint.checkpoint` but updates running statistics once per step; torch's
     own updates them a second time in the recomputation. Other buffers and attributes that forward changes have their
-    old values in the recomputation, and advance once too (`zoo.ops.module_state`). ``module`` must not overwrite
+    old values in the recomputation, and advance once too (`zoo.ops.recomputation`). ``module`` must not overwrite
     ``args``; the residual blocks and dense modules of this package do not. As with torch's, the recomputation uses the
     module's mode, and in evaluation the running statistics of norms, at the time of backward. Equals ``module(*args)``
     without gradients, in `torch.export`, and in transforms of `torch.func`, where nothing can be recomputed.
@@ -79,33 +77,6 @@ class _Repeatable:
 
     def __exit__(self, *error: Any) -> bool | None:
         return self._entered.__exit__(*error)
-
-
-@contextmanager
-def paused_statistics(module: nn.Module) -> Iterator[None]:
-    """Return a context in which the norms of ``module`` do not update their running statistics.
-
-    Unlike `zoo.ops.context.restored_buffers`, it modifies no buffer that the graph of the recomputation has saved.
-    Backward may therefore run after the context has ended.
-    """
-    norms = [norm for norm in module.modules() if isinstance(norm, ABN)]
-    foreign = [norm for norm in module.modules() if isinstance(norm, NormBase) and not isinstance(norm, ABN)]
-    counts = [None if norm.num_batches_tracked is None else norm.num_batches_tracked.clone() for norm in foreign]
-    momenta = [norm.momentum for norm in foreign]
-    paused = [norm.statistics_paused for norm in norms]
-    for norm in norms:
-        norm.statistics_paused = True
-    for other in foreign:
-        other.momentum = 0.0  # leaves the running statistics unchanged
-    try:
-        yield
-    finally:
-        for norm, was_paused in zip(norms, paused, strict=True):
-            norm.statistics_paused = was_paused
-        for other, momentum, count in zip(foreign, momenta, counts, strict=True):
-            other.momentum = momentum
-            if count is not None:
-                other.get_buffer("num_batches_tracked").copy_(count)
 
 
 class CheckpointedSequential(nn.Sequential):

@@ -18,7 +18,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from zoo.errors import ConfigError
-from zoo.layers.checkpointing import paused_statistics
 from zoo.layers.conv import conv2d
 from zoo.layers.norm import ABN, InPlaceABN, InPlaceABNSync, call_norm
 from zoo.layers.reversible import subtract_branch
@@ -45,6 +44,7 @@ from zoo.ops.inverse import (
     normalize_,
 )
 from zoo.ops.operators import at_least_float32
+from zoo.ops.recomputation import paused_statistics
 from zoo.torch_internals.data import changed_methods, has_own_hooks, has_own_parameters
 
 torch.fx.wrap("call_norm")

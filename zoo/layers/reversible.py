@@ -16,12 +16,12 @@ from torch import Tensor, nn
 from torch.autograd.graph import get_gradient_edge
 from torch.func import functional_call
 
-from zoo.layers.checkpointing import paused_statistics
 from zoo.ops.chain import ErrorCallback, Gradients, Link, Tensors, run_chain, storage_ids
 from zoo.ops.context import is_fx_proxy
 from zoo.ops.grid import round_to_grid, sum_on_grid
 from zoo.ops.inverse import channel_pool, channel_unpool, halves
 from zoo.ops.pooling import memory_format_of
+from zoo.ops.recomputation import paused_statistics
 from zoo.torch_internals.data import has_backward_hooks, leaves_of
 from zoo.torch_internals.dispatch import are_transforms_active
 
@@ -37,7 +37,7 @@ class ReversibleBlock(nn.Module):
     - `f`, `g`: modules whose output has the shape of their input. They must not overwrite the input: set
       ``inplace = False`` on a leading `InPlaceABN`. The output may depend only on the input, parameters, buffers and
       attributes. Buffers that forward changes, and attributes that it assigns, have their old values in the
-      recomputation (`zoo.ops.module_state`); lists and other objects that it changes do not. The modules' hooks also
+      recomputation (`zoo.ops.recomputation`); lists and other objects that it changes do not. The modules' hooks also
       run in the recomputation.
     - `grid_bits`: round what f and g return to multiples of 2^-grid_bits, see `ReversibleSequential`.
 

@@ -11,7 +11,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
 from zoo.errors import ConfigError
-from zoo.ops.context import restored_buffers
+from zoo.ops.recomputation import restored_buffers
 from zoo.remat.cost import CONTRACTIONS, CONVOLUTION
 
 Contexts = tuple[AbstractContextManager[Any], AbstractContextManager[Any]]
@@ -21,7 +21,7 @@ def checkpoint_blocks(model: nn.Module) -> nn.Module:
     """Checkpoint each block of a network in place, and return the network.
 
     Recomputation updates running statistics a second time; the buffers of the block are restored afterwards.
-    (`zoo.layers.checkpointing` freezes them during recomputation instead, which changes the norms' operations.)
+    (`zoo.layers.checkpointing` pauses the updates instead, which changes the norms' operations.)
 
     Raises ConfigError if `blocks_of` finds no blocks.
     """

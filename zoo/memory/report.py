@@ -28,11 +28,11 @@ from zoo.memory.trial import (
     own_of,
     peak_of_step,
     planner_of,
-    restored_generators,
     trained_outputs,
     within_budget,
 )
 from zoo.ops.meta_attention import kernel_device, meta_attention
+from zoo.ops.recomputation import restored_generators
 from zoo.remat import Rematerializer
 from zoo.remat.budget import Budget, parse_limit
 from zoo.remat.deciding import RECOMPUTED, Decision

@@ -7,12 +7,9 @@ from __future__ import annotations
 
 import copy
 import gc
-import random
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager
 from typing import Any
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -100,19 +97,6 @@ def copy_network(model: nn.Module, place: str) -> nn.Module:
         if original.grad is not None:
             mine.grad = torch.zeros_like(original.grad)
     return copied
-
-
-@contextmanager
-def restored_generators(model: nn.Module) -> Iterator[None]:
-    """Return a context that restores the random generators of torch, numpy and Python on exit."""
-    devices = {each.device for each in model.parameters() if each.device.type == "cuda"}
-    states = random.getstate(), np.random.get_state()
-    with torch.random.fork_rng(devices=list(devices)):
-        try:
-            yield
-        finally:
-            random.setstate(states[0])
-            np.random.set_state(states[1])
 
 
 def own_of(model: nn.Module) -> list[Tensor]:

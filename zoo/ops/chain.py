@@ -19,9 +19,9 @@ import torch.fx
 from torch import Tensor
 
 from zoo.errors import ConfigError
-from zoo.ops.context import Autocast, RandomState, is_autocast, is_exporting, is_fx_proxy
+from zoo.ops.context import is_autocast, is_exporting, is_fx_proxy
 from zoo.ops.grid import HALF, Digests, round_to_grid
-from zoo.ops.module_state import ModuleState, Parameters, has_no_state
+from zoo.ops.recomputation import Autocast, ModuleState, Parameters, RandomState, has_no_state
 from zoo.ops.second_derivatives import first_derivatives_only
 from zoo.torch_internals.compiler import disable_compiler
 from zoo.torch_internals.data import is_replica, storage_id
@@ -91,7 +91,7 @@ def run_chain(
     """Run ``links`` one after the other and return the outputs of the last, the only tensors saved for backward.
 
     Under autocast, half-precision inputs are cast to float32. Forward runs without gradients. Backward recomputes it
-    with the autocast state, the random numbers and the module state (`zoo.ops.module_state`) of forward, and then
+    with the autocast state, the random numbers and the module state (`zoo.ops.recomputation`) of forward, and then
     restores what the caller had. Modules must have the same mode (training or evaluation) and parameters in backward as
     in forward. There are no second derivatives. Compiled graphs break once per chain.
 
