@@ -44,9 +44,11 @@ class InPlaceABNSync(InPlaceABN, abn.InPlaceABNSync):
 class InPlaceABNWrapper(nn.Module):
     """`InPlaceABN` as the submodule ``bn``, from release 0.0.1; the same arguments."""
 
+    norm: type[ABN] = InPlaceABN
+
     def __init__(self, *args: Any, **settings: Any) -> None:
         super().__init__()
-        self.bn = InPlaceABN(*args, **settings)
+        self.bn = self.norm(*args, **settings)
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the normalized and activated x."""
@@ -54,14 +56,7 @@ class InPlaceABNWrapper(nn.Module):
         return out
 
 
-class InPlaceABNSyncWrapper(nn.Module):
+class InPlaceABNSyncWrapper(InPlaceABNWrapper):
     """`InPlaceABNSync` as the submodule ``bn``, from release 0.0.1; the same arguments."""
 
-    def __init__(self, *args: Any, **settings: Any) -> None:
-        super().__init__()
-        self.bn = InPlaceABNSync(*args, **settings)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Return the normalized and activated x."""
-        out: Tensor = self.bn(x)
-        return out
+    norm = InPlaceABNSync
