@@ -6,6 +6,7 @@ import inspect
 import re
 import subprocess
 import sys
+from importlib import metadata
 from pathlib import Path
 
 import pytest
@@ -38,13 +39,13 @@ def test_listed_names_exist(package) -> None:
 
 def test_version_is_version_of_package(monkeypatch) -> None:
     written = re.search(r'^version = "(.+)"$', (ROOT / "pyproject.toml").read_text(), re.MULTILINE)
-    monkeypatch.setattr("zoo.metadata.version", lambda name: "9.9")
+    monkeypatch.setattr("zoo.files.metadata.version", lambda name: "9.9")
     assert zoo.__version__ == "9.9"
 
     def not_installed(name: str) -> str:
-        raise zoo.metadata.PackageNotFoundError(name)
+        raise metadata.PackageNotFoundError(name)
 
-    monkeypatch.setattr("zoo.metadata.version", not_installed)
+    monkeypatch.setattr("zoo.files.metadata.version", not_installed)
     assert zoo.__version__ == written.group(1)
 
 

@@ -3,9 +3,7 @@
 The public names are imported when they are first used, so that `zoo --help` does not wait for torch.
 """
 
-import re
-from importlib import import_module, metadata
-from pathlib import Path
+from importlib import import_module
 from typing import Any
 
 # The module of each public name; `python -m tests.golden` generates __init__.pyi, which type checkers read, from it.
@@ -50,21 +48,8 @@ def __dir__() -> list[str]:
 
 def __getattr__(name: str) -> Any:
     if name == "__version__":
-        return _version()
+        return import_module("zoo.files").version()
     if name not in _HOMES:
         raise AttributeError(f"module 'zoo' has no attribute {name!r}")
     home = import_module(_HOMES[name])
     return home if home.__name__ == f"zoo.{name}" else getattr(home, name)
-
-
-def _version() -> str:
-    """Return the installed version, or the one in pyproject.toml if this checkout is not installed."""
-    from zoo.files import DISTRIBUTION
-
-    try:
-        return metadata.version(DISTRIBUTION)
-    except metadata.PackageNotFoundError:
-        settings = (Path(__file__).parents[1] / "pyproject.toml").read_text(encoding="utf-8")
-        version = re.search(r'^version = "(.+)"$', settings, re.MULTILINE)
-        assert version is not None, "pyproject.toml names no version"
-        return version.group(1)

@@ -9,10 +9,12 @@ import io
 import json
 import logging
 import os
+import re
 import secrets
 import stat
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from importlib import metadata
 from pathlib import Path
 from time import sleep
 from typing import Any, TypeVar
@@ -39,6 +41,17 @@ NO_FLUSH = {errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP}
 NO_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP}  # of file systems without locks, such as NFS
 
 T = TypeVar("T")
+
+
+def version() -> str:
+    """Return the installed version of zoo, or the one in pyproject.toml if this checkout is not installed."""
+    try:
+        return metadata.version(DISTRIBUTION)
+    except metadata.PackageNotFoundError:
+        settings = (Path(__file__).parents[1] / "pyproject.toml").read_text(encoding="utf-8")
+        found = re.search(r'^version = "(.+)"$', settings, re.MULTILINE)
+        assert found is not None, "pyproject.toml names no version"
+        return found.group(1)
 
 
 def cache_dir() -> Path:

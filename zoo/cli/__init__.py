@@ -11,7 +11,6 @@ import shlex
 import sys
 import traceback
 from collections.abc import Mapping, Sequence
-from importlib import metadata
 from typing import Any
 
 from zoo.cli.benchmark import BENCHMARK
@@ -31,7 +30,7 @@ from zoo.cli.show import Show
 from zoo.cli.train import Train
 from zoo.cli.validate import Validate
 from zoo.errors import EXIT_BROKEN_PIPE, EXIT_KEYBOARD_INTERRUPT, EXIT_USER_ERROR, ZooError, escape, hide_secrets
-from zoo.files import DISTRIBUTION
+from zoo.files import version
 from zoo.run.console import environment_rank, set_up_console
 
 COMMANDS: Mapping[str, type[Command] | Group] = {
@@ -95,7 +94,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="zoo", description="Train, score and convert networks that classify or segment images."
     )
-    parser.add_argument("--version", action="version", version=f"zoo {_version()}", help="Print the version and exit")
+    parser.add_argument("--version", action="version", version=f"zoo {version()}", help="Print the version and exit")
     commands = parser.add_subparsers(metavar="COMMAND")
     for name, command in COMMANDS.items():
         if isinstance(command, Group):
@@ -144,13 +143,6 @@ def _run(args: argparse.Namespace, command_line: str) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return EXIT_BROKEN_PIPE
     return code
-
-
-def _version() -> str:
-    try:
-        return metadata.version(DISTRIBUTION)
-    except metadata.PackageNotFoundError:
-        return "(checkout, not installed)"
 
 
 def _print_error(args: argparse.Namespace, message: str) -> None:
