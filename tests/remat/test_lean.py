@@ -24,7 +24,7 @@ from zoo.errors import ConfigError
 from zoo.remat import Rematerializer, limit, plan
 from zoo.remat.budget import Budget
 from zoo.remat.deciding import Decision
-from zoo.remat.lean import StepsAside, is_lean, lean
+from zoo.remat.lean import StepsAside, is_lean, lean, make_plain
 
 SIZE_PX = 64  # maps of 64 x 64 px and 8 channels are too large to be kept as small tensors
 
@@ -249,24 +249,29 @@ def test_other_methods_run_plainly(recordings: Count) -> None:
     assert recordings.number == 1
 
 
-def test_lean_network_scripts_to_plain_network() -> None:
-    class Scripted(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.part = lean(nn.Sequential(nn.Linear(3, 3)))
+class Scripted(nn.Module):
+    def __init__(self, part: nn.Module) -> None:
+        super().__init__()
+        self.part = part
 
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return self.forward_features(x)
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.forward_features(x)
 
-        def forward_features(self, x: torch.Tensor) -> torch.Tensor:
-            return F.relu(self.part(x))
+    def forward_features(self, x: torch.Tensor) -> torch.Tensor:
+        return F.relu(self.part(x))
 
-    model, x = lean(Scripted()), torch.randn(2, 3)
-    with warnings.catch_warnings(action="ignore"):  # it is deprecated
-        scripted = torch.jit.script(model)
-    assert are_equal([scripted(x)], [model(x)])
-    assert is_lean(model)
-    assert is_lean(model.part)
+
+@pytest.mark.parametrize(
+    "model",
+    [lean(nn.Linear(3, 3)), lean(Scripted(nn.Linear(3, 3))), Scripted(lean(nn.Sequential(nn.Linear(3, 3))))],
+    ids=["layer", "network", "part"],
+)
+@pytest.mark.filterwarnings("ignore:.torch.jit.script")
+def test_scripting_lean_network_raises_until_network_is_plain(model: nn.Module) -> None:
+    with pytest.raises(ConfigError, match=r"torch\.jit\.script.*enabled=False"):
+        torch.jit.script(model)
+    x = torch.randn(2, 3)
+    assert are_equal([torch.jit.script(make_plain(model))(x)], [model(x)])
 
 
 def test_parts_of_lean_network_can_be_made_lean(recordings: Count) -> None:

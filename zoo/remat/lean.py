@@ -6,7 +6,6 @@ import copy
 import functools
 import inspect
 import re
-import types
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -16,6 +15,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
+from zoo.errors import ConfigError
 from zoo.remat import Rematerializer
 from zoo.remat.budget import Budget
 from zoo.remat.limit import watch_optimizers
@@ -126,6 +126,14 @@ class _Lean:
             function, arguments, *rest = self.__reduce_ex__(protocol)
         return _restore, (function, arguments, self.__dict__.get(_BUDGET)), *rest
 
+    def __prepare_scriptable__(self) -> Any:
+        """Raise ConfigError: `torch.jit.script` would compile methods that only Python can run."""
+        raise ConfigError(
+            "torch.jit.script does not support lean modules",
+            type(self).__name__,
+            "script the plain network, zoo.lean(model, enabled=False)",
+        )
+
     def recompile(self) -> Any:
         """Recompile a `torch.fx.GraphModule`, which sets methods of its class."""
         with _as_original(self):
@@ -147,15 +155,13 @@ def _lean_class(original: type) -> type:
 
 def _lean_method(method: Callable[..., Any]) -> Callable[..., Any]:
     """Return a method that runs in a rematerializer unless it is part of a call of the module."""
-    context = _context_of_method
 
+    @functools.wraps(method)
     def run(self: Any, *args: Any, **kwargs: Any) -> Any:
-        with context(self, method, args, kwargs):
+        with _context_of_method(self, method, args, kwargs):
             return method(self, *args, **kwargs)
 
-    # torch.jit.script compiles the method that is wrapped, but looks up names among the globals of the wrapper.
-    copied = types.FunctionType(run.__code__, method.__globals__, closure=run.__closure__)
-    return functools.wraps(method)(copied)
+    return run
 
 
 def _context_of_method(module: Any, method: Callable[..., Any], args: Any, kwargs: Any) -> AbstractContextManager[Any]:
