@@ -149,7 +149,7 @@ def test_remat_runs_on_torch_alone():
     without_kernels = {**os.environ, "ZOO_KERNELS": "reference"}
     result = subprocess.run(command, cwd=ROOT, env=without_kernels, capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stderr
-    assert result.stdout.splitlines()[-1] == "rooms: errors files ops remat tables torch_internals"
+    assert result.stdout.splitlines()[-1] == "rooms: errors files memory ops remat tables torch_internals"
 
 
 def test_top_level_holds_known_files_only():

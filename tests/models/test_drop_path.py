@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torchvision.ops import stochastic_depth
 
 import zoo
 from tests.step import step
@@ -28,6 +29,16 @@ NETWORKS: list[tuple[str, dict[str, Any]]] = [
     ("wider_resnet16_a2", {"norm": "inplace"}),
     ("resnet32_cifar", {}),
 ]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("rate", [0.1, RATE, 0.9])
+def test_branches_are_dropped_like_torchvisions(rate: float, dtype: torch.dtype) -> None:
+    x = torch.randn(64, 3, 2, 2, generator=torch.Generator().manual_seed(0)).to(dtype)
+    torch.manual_seed(1)
+    expected = stochastic_depth(x, rate, "row")
+    torch.manual_seed(1)
+    assert torch.equal(drop_path(x, rate), expected)
 
 
 def test_branches_are_dropped_like_timms() -> None:

@@ -90,6 +90,7 @@ def drop_path(branch: Tensor, probability: float) -> Tensor:
 
     Source: Huang et al., Deep Networks with Stochastic Depth, 2016, scaled in training as in timm and torchvision.
     """
+    # The bits of torchvision.ops.stochastic_depth, whose import takes as long as torch's.
     keep = 1 - probability
     return branch * branch.new_empty(branch.shape[0], 1, 1, 1).bernoulli_(keep).div_(keep)
 

@@ -1,0 +1,58 @@
+"""The FLOP of operations equal the counts of torch's own counter."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.flop_counter import FlopCounterMode, flop_registry
+
+from zoo.remat.cost import ATTENTIONS, CONTRACTIONS, flops_of
+
+aten = torch.ops.aten
+
+
+def convolution(transposed: bool = False, groups: int = 1, stride: int = 1, sides: tuple[int, ...] = (7, 9)) -> Any:
+    shape = (6, 4 // groups) if transposed else (4, 6 // groups)
+    weight, each = torch.randn(*shape, *(3 for _ in sides)), [1 for _ in sides]
+    x = torch.randn(2, 6, *sides)
+    return aten.convolution.default, (
+        x, weight, None, [stride for _ in sides], each, each, transposed, [0 for _ in sides], groups,
+    )  # fmt: skip
+
+
+def attention(operation: Any, queries: int = 16, keys: int = 16) -> Any:
+    query, key = torch.randn(2, 4, queries, 8), torch.randn(2, 4, keys, 8)
+    return operation, (query, key, key)
+
+
+CASES: dict[str, Any] = {
+    "convolution": convolution(),
+    "strided convolution": convolution(stride=2),
+    "grouped convolution": convolution(groups=2),
+    "transposed convolution": convolution(transposed=True),
+    "transposed, strided and grouped": convolution(transposed=True, stride=2, groups=2),
+    "1-d convolution": convolution(sides=(11,)),
+    "3-d convolution": convolution(sides=(4, 5, 6)),
+    "mm": (aten.mm.default, (torch.randn(3, 5), torch.randn(5, 7))),
+    "bmm": (aten.bmm.default, (torch.randn(2, 3, 5), torch.randn(2, 5, 7))),
+    "addmm": (aten.addmm.default, (torch.randn(7), torch.randn(3, 5), torch.randn(5, 7))),
+    "linear": (aten.linear.default, (torch.randn(2, 3, 5), torch.randn(7, 5))),
+    "attention": attention(aten._scaled_dot_product_flash_attention_for_cpu.default),
+    "cross attention": attention(aten._scaled_dot_product_flash_attention_for_cpu.default, queries=5),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_flops_equal_torchs(case: str) -> None:
+    operation, args = CASES[case]
+    with FlopCounterMode(display=False) as counter:
+        out = operation(*args)
+    assert flops_of(operation, args, out) == counter.get_total_flops() > 0
+
+
+def test_products_are_those_torch_counts() -> None:
+    extra = {"aten.linear", "aten._scaled_dot_product_fused_attention_overrideable"}
+    found = {str(operation.overloadpacket) for operation in (*CONTRACTIONS, *ATTENTIONS)}
+    assert found - set(map(str, flop_registry)) == extra
