@@ -15,7 +15,7 @@ from PIL import Image
 from torch import Tensor, nn
 
 import zoo
-from scripts.check_libraries import EXAMPLES, PROJECTIONS, checked, llama, with_lora
+from tests.libraries import EXAMPLES, PROJECTIONS, checked, llama, with_lora
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]  # of the packages
 

@@ -13,10 +13,11 @@ from torch import Tensor
 from torchvision.models.feature_extraction import create_feature_extractor
 
 import zoo
-from scripts.measure_depth import PROVIDERS, main
 from tests.formula import relative_error
 from tests.models.test_grid_bits import differing, train
 from tests.step import step
+from zoo.benchmark.depth import PROVIDERS
+from zoo.cli import main
 from zoo.config.network import NetworkSpec
 from zoo.config.optimizer import Optimizer
 from zoo.engine.optim import build_optimizer
@@ -269,9 +270,10 @@ def test_images_of_another_size_raise():
 
 
 @pytest.mark.slow
-def test_script_measures_memory_against_depth(tmp_path):
+def test_benchmark_measures_memory_against_depth(tmp_path):
     pytest.importorskip("timm")
-    assert main(["--depths", "1", "3", "--batch", "1", "--out", str(tmp_path / "depth")]) == 0
+    command = "benchmark depth --depths 1 3 --batch 1 --threads 1 --out"
+    assert main([*command.split(), str(tmp_path / "depth")]) == 0
     records = json.loads((tmp_path / "depth.json").read_text())["records"]
     held = {(r["subject"], r["provider"]): r["median"] for r in records if r["metric"] == "held"}
     assert len(held) == 2 * len(PROVIDERS)

@@ -704,7 +704,7 @@ def _section(section: SectionText) -> str:
     return f"**{title}**: {_plain(section.meaning)}\n\n{table(headers, rows, text_columns=4)}"
 
 
-# --- scripts/compare_loaders.py ---
+# --- zoo benchmark loaders ---
 
 LOADERS = {
     "zoo-shards": "zoo, shards",

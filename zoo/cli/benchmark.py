@@ -7,7 +7,7 @@ import os
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, get_args
 
 from zoo.cli.options import Command, Group, Positive, WholeNumber, argument, option, positive
 from zoo.errors import ConfigError
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 OUT_DIR = Path("runs/benchmark")
 MemoryFormat = Literal["contiguous", "channels_last"]
+LoaderName = Literal["zoo", "zoo-shards", "timm", "torchvision", "torchvision-tensors", "dali", "spdl", "webdataset"]
 
 
 def _numbers(text: str) -> tuple[int, ...]:
@@ -263,13 +264,68 @@ class BenchmarkGrid(Benchmark):
         draw_errors(self.stem, results.content(), self.steps)
 
 
+@dataclass(frozen=True, kw_only=True)
+class BenchmarkDepth(Benchmark):
+    """Measure the memory of vision transformers against their depth: stored, lean, checkpointed and reversible.
+
+    Needs timm.
+    """
+
+    kind = "depth"
+    device: Literal["cpu"] = "cpu"
+    """Device."""
+    depths: tuple[Positive, ...] = (6, 12, 24, 48)
+    """Numbers of blocks."""
+    batch: Positive = 2
+    """Images per step."""
+
+    def measure(self, results: Results) -> None:
+        from zoo.benchmark.depth import measure_depths
+
+        measure_depths(results, self.depths, self.batch)
+
+
+@dataclass(frozen=True, kw_only=True)
+class BenchmarkLoaders(Benchmark):
+    """Compare the throughput of the training loader with loaders of other packages, on the same JPEG files.
+
+    Loaders of packages that are not installed are left out, with a note. Needs Linux.
+    """
+
+    kind = "loaders"
+    data: Path = argument("DATA")
+    """Data set with JPEG files in DATA/train."""
+    device: Literal["cpu"] = "cpu"
+    """Device."""
+    loaders: tuple[LoaderName, ...] = get_args(LoaderName)
+    """Loaders to measure beside zoo's."""
+    workers: tuple[Positive, ...] = option("-j", default=(1, 2))
+    """Numbers of worker processes, or of threads for loaders that use threads."""
+    images: Positive = 512
+    """Number of files, evenly spaced."""
+    batch: Positive = 32
+    """Images per batch."""
+    rounds: Positive = 9
+    """Interleaved epochs of each loader."""
+
+    def measure(self, results: Results) -> None:
+        from zoo.benchmark.loaders import measure_loaders
+
+        measure_loaders(
+            results, self.data, names=self.loaders, workers=self.workers, num_images=self.images,
+            batch_size=self.batch, rounds=self.rounds,
+        )  # fmt: skip
+
+
 BENCHMARK = Group(
-    "Measure time and memory of norms, networks and strategies",
+    "Measure time and memory of norms, networks, strategies and loaders",
     {
         "layer": BenchmarkLayer,
         "model": BenchmarkModel,
         "lean": BenchmarkLean,
         "grid": BenchmarkGrid,
+        "depth": BenchmarkDepth,
+        "loaders": BenchmarkLoaders,
     },
 )
 

@@ -4,7 +4,7 @@ Each network is built with random weights as its package documents, trained for 
 compared bit for bit (`zoo.check`). Networks of packages that are not installed are left out, with a note.
 
     pip install peft transformers diffusers monai segmentation-models-pytorch timm ultralytics bitsandbytes
-    python scripts/check_libraries.py --out docs/results/libraries
+    python -m tests.libraries --out docs/results/libraries
 """
 
 from __future__ import annotations
@@ -257,7 +257,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, default=Path("libraries"), help="path of the result files, without ending")
     args = parser.parse_args(argv)
     torch.set_num_threads(1)
-    command = shlex.join(["python", "scripts/check_libraries.py", *(sys.argv[1:] if argv is None else argv)])
+    command = shlex.join(["python", "-m", "tests.libraries", *(sys.argv[1:] if argv is None else argv)])
     results = Results(
         "libraries", command, torch.device("cpu"), {"threads": 1, "timing": "median of 5 interleaved steps"}
     )

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import torch
 
-from scripts.compare_loaders import PIPELINES, Files, num_images_of
-from scripts.compare_loaders import main as compare
 from tests.data.sample_images import random_image
+from zoo.benchmark.loaders import PIPELINES, Files, num_images_of
 from zoo.cli import main
+from zoo.cli.benchmark import LoaderName
 
 OPTIONS = ["--images", "9", "--batch", "4", "--workers", "1", "--rounds", "2"]
 
@@ -26,11 +26,15 @@ def data(tmp_path: Path) -> Path:
     return tmp_path / "data"
 
 
+def test_options_name_all_loaders() -> None:
+    assert list(get_args(LoaderName)) == list(PIPELINES)
+
+
 @pytest.mark.exhaustive
 @pytest.mark.slow  # starts processes, which import torch
 def test_loaders_alternate(data: Path, tmp_path: Path) -> None:
-    command = [str(data), *OPTIONS, "--out", str(tmp_path / "out")]
-    assert compare([*command, "--loaders", "torchvision-tensors", "zoo-shards", "webdataset"]) == 0
+    command = ["benchmark", "loaders", str(data), *OPTIONS, "--out", str(tmp_path / "out")]
+    assert main([*command, "--loaders", "torchvision-tensors", "zoo-shards", "webdataset"]) == 0
     content = json.loads((tmp_path / "out.json").read_text())
     assert content["settings"]["images"] == 8  # whole batches
     measured = content["loaders"]["1"]

@@ -7,19 +7,15 @@ Each is set up as its documentation recommends.
 
 Each loader runs in a process of its own, with its workers. The loaders take turns: a turn is one epoch, from the first
 request to the last batch, and all other processes are idle.
-
-    python scripts/compare_loaders.py DATA --loaders timm dali --workers 1 2 --out runs/loaders
 """
 
 from __future__ import annotations
 
-import argparse
 import math
 import multiprocessing
 import os
 import random
 import resource
-import shlex
 import sys
 import tempfile
 import time
@@ -314,6 +310,8 @@ def measure_loaders(
     """
     if not sys.platform.startswith("linux"):
         raise ConfigError(f"CPU times of workers are read from /proc, which {sys.platform} does not have; use Linux")
+    os.environ.pop("GOMP_CPU_AFFINITY", None)  # workers would inherit it, and share one core
+    results.settings |= {"clock": "CPU time of all processes of a loader, and wall clock"}
     source = open_source(data / "train")
     with tempfile.TemporaryDirectory(prefix="zoo-loaders-") as folder:
         files = _copy(source, Path(folder), num_images, batch_size, max(workers))
@@ -493,32 +491,3 @@ def _cpu_s() -> float:
         for thread in Path(f"/proc/{child.pid}/task").iterdir():
             total += int((thread / "schedstat").read_text().split()[0]) * NS
     return total
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Measure the loaders that the command line names; return the exit status."""
-    parser = argparse.ArgumentParser(description="Compare zoo's training loader with loaders of other packages.")
-    parser.add_argument("data", type=Path, metavar="DATA", help="data set with JPEG files in DATA/train")
-    parser.add_argument("--loaders", nargs="+", choices=PIPELINES, default=list(PIPELINES), help="default: all")
-    parser.add_argument("--workers", nargs="+", type=int, default=[1, 2], help="numbers of processes or threads")
-    parser.add_argument("--images", type=int, default=512, help="number of files, evenly spaced")
-    parser.add_argument("--batch", type=int, default=32, help="images per batch")
-    parser.add_argument("--rounds", type=int, default=9, help="interleaved epochs of each loader")
-    parser.add_argument("--out", type=Path, default=Path("runs/loaders"), help="writes OUT.json and OUT.md")
-    options = parser.parse_args(arguments)
-    os.environ.pop("GOMP_CPU_AFFINITY", None)  # workers would inherit it, and share one core
-    settings = {"clock": "CPU time of all processes of a loader, and wall clock", "rounds": options.rounds}
-    results = Results("loaders", shlex.join(["python", *sys.argv]), torch.device("cpu"), settings)
-    try:
-        measure_loaders(
-            results, options.data, names=options.loaders, workers=options.workers, num_images=options.images,
-            batch_size=options.batch, rounds=options.rounds,
-        )  # fmt: skip
-    except ZooError as error:
-        parser.exit(2, f"{parser.prog}: {error}\n")
-    print(results.write(options.out))
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
