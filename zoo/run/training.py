@@ -226,9 +226,9 @@ def train_experiment(
         observers = build_observers(state, *loaders, log)
         if log_hist:
             observers.append(Histograms(log))
-        if log_hist and not histogram_parameters(state.model):
-            what = f"no parameter of {config.network.arch} has a name with {join_names(HISTOGRAM_NAMES)}"
-            logger.warning("--log-hist: %s, there are no histograms", what)
+            if not histogram_parameters(state.model):
+                what = f"no parameter of {config.network.arch} has a name with {join_names(HISTOGRAM_NAMES)}"
+                logger.warning("--log-hist: %s, there are no histograms", what)
 
         # 4. The loop.
         epochs = config.optimizer.schedule.epochs
