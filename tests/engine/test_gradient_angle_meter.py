@@ -5,9 +5,12 @@ from __future__ import annotations
 import copy
 import itertools
 import math
+import random
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -117,6 +120,33 @@ def test_meter_sums_gradients_like_step(tmp_path: Path) -> None:
     train_step(state, StepBatch(images, targets, 8))
     for gradient, parameter in zip(found, state.model.parameters(), strict=True):
         torch.testing.assert_close(gradient, parameter.grad)
+
+
+class _Noise(nn.Module):
+    """Adds a random number of torch, numpy or Python."""
+
+    def __init__(self, draw: Callable[[], float]) -> None:
+        super().__init__()
+        self.draw = draw
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.draw()
+
+
+DRAWS: dict[str, Callable[[], float]] = {
+    "torch": lambda: float(torch.rand(())), "numpy": np.random.random, "Python": random.random,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("source", DRAWS)
+def test_meter_restores_generators_and_buffers(source: str) -> None:
+    model = nn.Sequential(_net(make_config().network), _Noise(DRAWS[source]))
+    images, before = torch.randn(8, 3, 8, 8), copy.deepcopy(model.state_dict())
+    states = torch.get_rng_state(), np.random.get_state()[1].tolist(), random.getstate()
+    gradients(model, lambda: [model(images).square().sum()], store=False)
+    assert differences(model.state_dict(), before) == []
+    assert torch.equal(torch.get_rng_state(), states[0])
+    assert (np.random.get_state()[1].tolist(), random.getstate()) == states[1:]
 
 
 @pytest.mark.parametrize("store", [True, None])
