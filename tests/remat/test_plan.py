@@ -31,7 +31,7 @@ from tests.remat.programs import (
 from zoo.memory.allocations import measure_memory
 from zoo.remat.lean import is_lean
 from zoo.remat.limit import NUM_FORGIVEN, BelowFloor
-from zoo.remat.plan import MAX_WORK, Block, Graph, Operation, Plan, Planner, _MinimumCut
+from zoo.remat.plan import MAX_WORK, Block, Graph, Operation, Plan, Planner, _Backward, _MinimumCut
 
 
 def random_graph(seed: int, num_blocks: int = 9) -> Graph:
@@ -109,7 +109,7 @@ def subsets(blocks: Sequence[int]) -> Iterator[set[int]]:
 def test_cut_is_cheapest_choice(seed: int, is_split: bool) -> None:
     graph = random_graph(seed)
     planner = Planner(graph)
-    cut = _MinimumCut(planner, planner._relevant, planner._needed)
+    cut = _MinimumCut(planner)
     own = needed(graph)
     choices = [
         index
@@ -142,8 +142,7 @@ class Simulation:
         target, sizes = self.reads[time], [each.size for each in self.graph.blocks]
         saved = sum(sizes[each] for each in self.plan.saved if self._is_held(each, time))
         before = saved + sum(sizes[each] for each in self.stored)
-        order: list[int] = []
-        self._order(target, order)
+        order = sorted(self._missing(target))
         uses = {target: 1}
         for block in order:
             for source in self._sources(block):
@@ -157,7 +156,7 @@ class Simulation:
                     ended.append(source)
             index = self.graph.blocks[block].operation
             assert index is not None
-            overwritten = [each for each in ended if sizes[each] == sizes[block]]
+            overwritten = [each for each in ended if sizes[each] == sizes[block] and each == self._sources(block)[0]]
             if self.graph.operations[index].is_in_place:
                 live -= sum(sizes[each] for each in overwritten)
                 ended = [each for each in ended if each not in overwritten]
@@ -182,13 +181,11 @@ class Simulation:
     def _is_at_hand(self, block: int) -> bool:
         return block in self.plan.saved or block in self.stored or self.graph.blocks[block].is_permanent
 
-    def _order(self, block: int, order: list[int]) -> None:
-        """Append the blocks to recompute for one, the sources of the last argument first."""
-        if self._is_at_hand(block) or block in order:
-            return
-        for source in reversed(self._sources(block)):
-            self._order(source, order)
-        order.append(block)
+    def _missing(self, block: int) -> set[int]:
+        """Return the blocks to recompute for one."""
+        if self._is_at_hand(block):
+            return set()
+        return {block}.union(*map(self._missing, self._sources(block)))
 
     def _is_held(self, block: int, time: int) -> bool:
         """Return whether a read from this time on may need a saved block."""
@@ -198,6 +195,15 @@ class Simulation:
         if read == block:
             return True
         return read not in self.plan.saved and any(self._needs(each, block) for each in self._sources(read))
+
+
+def test_next_cut_continues_flow() -> None:
+    for seed in range(20):
+        planner = Planner(random_graph(seed, num_blocks=20))
+        cut = _MinimumCut(planner)
+        for rate in (0.0, 0.5, 1.0, 2.0):
+            for until in (16, 8, 0):
+                assert cut.saved(rate, until, rate + 0.25) == _MinimumCut(planner).saved(rate, until, rate + 0.25)
 
 
 def check_prediction(graph: Graph, plan: Plan) -> None:
@@ -224,6 +230,46 @@ def test_predicted_bytes_of_chain_are_of_backward() -> None:
     assert len(front) > 8
     for plan in front:
         check_prediction(graph, plan)
+
+
+def trunk_graph(num_blocks: int) -> Graph:
+    """Return the graph of a sum of branches: a product and a cheap operation each, and a term of the sum."""
+    graph = Graph(blocks=[Block(8)], packs=[0])
+    trunk = 0
+    for index in range(num_blocks):
+        start = len(graph.blocks)
+        for sources, cost in (((trunk,), 20.0), ((start,), 1.0), ((trunk, start + 1), 1.0)):
+            graph.blocks.append(Block(8, operation=len(graph.operations)))
+            graph.operations.append(Operation(sources, cost, is_in_place=False))
+        graph.packs += [start, start + 1] if index % 2 else [start + 1, start + 2]
+        trunk = start + 2
+    graph.block_of = list(range(len(graph.blocks)))
+    return graph
+
+
+def test_branches_are_recomputed_when_trunk_needs_them() -> None:
+    graph = trunk_graph(16)
+    (plan,) = (_Backward(Planner(graph), frozenset({0})).fastest.plan() for _ in range(1))
+    check_prediction(graph, plan)
+    first = next(time for time, kept in enumerate(plan.kept) if kept)
+    stored = sum(graph.blocks[each].size for each in plan.kept[first])
+    assert plan.during[first] - stored <= 4 * 8
+
+
+@pytest.mark.parametrize(("num_layers", "share"), [(12, 0.35), (24, 0.25), (48, 0.2)])
+def test_floor_of_chain_falls_with_its_length(num_layers: int, share: float) -> None:
+    planner = Planner(chain_graph(num_layers))
+    assert planner.front[-1].live <= share * planner.plain_bytes
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "share"), [("resnet50", 0.17), ("densenet121", 0.15), ("efficientnet_b0", 0.15), ("vgg13", 0.45)]
+)
+def test_floors_of_networks(name: str, share: float) -> None:
+    torch.manual_seed(0)
+    planner = planner_of(zoo.lean(getattr(torchvision.models, name)(), 0.4), torch.randn(2, 3, 128, 128))
+    assert planner.front[-1].live <= share * planner.plain_bytes
 
 
 @pytest.fixture(scope="module")
@@ -302,6 +348,27 @@ def test_predicted_bytes_are_held(name: str, share: float | None) -> None:
     blocks, plan = kind.planner.graph.blocks, plan_of(model)
     inputs = [each for each in plan.saved if blocks[each].operation is None and blocks[each].size == x.nbytes]
     assert held == pytest.approx(plan.saved_bytes - x.nbytes * len(inputs), rel=0.02)
+
+
+@pytest.mark.filterwarnings("ignore::zoo.remat.limit.BelowFloor")
+def test_peak_of_recomputed_branches_is_predicted() -> None:
+    class Branches(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = nn.ModuleList(nn.Linear(64, 64) for _ in range(12))
+
+        def forward(self, x: Tensor) -> Tensor:
+            for layer in self.layers:
+                x = x + layer(x).sin()
+            return x
+
+    torch.manual_seed(0)
+    model, x = zoo.lean(Branches(), 0.3), torch.randn(4096, 64)
+    for _ in range(2):
+        model(x).sum().backward()
+        clear(model)
+    peak = measure_memory(lambda: model(x).sum(), model.parameters(), warmup=0).peak_without_gradients
+    assert peak <= plan_of(model).live + 3 * x.nbytes  # gradients of x and of its two terms
 
 
 def assert_same_training(

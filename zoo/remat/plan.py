@@ -12,15 +12,14 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import pairwise
-from typing import Any
+from itertools import accumulate, pairwise
+from typing import Any, NamedTuple
 
 # Bytes saved for a unit of time, relative to the bytes of plain training and the time of the forward pass.
-RATES = tuple(2.0 ** (power / 2) for power in range(-6, 9))
-# The rate may change within forward, at the end of one of so many parts; fewer if there are many operations.
-MAX_PARTS, NUM_OPERATIONS = 8, 1200
+RATES = tuple(2.0 ** (power / 2) for power in range(-12, 10))
+NUM_PARTS = 8  # The rate may change within forward, at the end of one of so many parts.
+SHARES = tuple(0.95**power for power in range(10, 70))  # of the bytes of plain training
 PATIENCE = 4  # how many more blocks to save without a lower peak before giving up
-SHARES = (0.1, 0.15, 0.2, 0.25, 0.3, 0.4, 0.5, 0.6, 0.8)
 MAX_WORK = 1.0  # of the time of a forward pass
 # Without a limit on memory: the bytes that one more operation in backward has to save, in units of the smallest
 # tensor; how many more bytes than the least are saved for fewer live ones; and the time that this may take.
@@ -118,45 +117,77 @@ class Planner:
 
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
-        self._blocks = graph.blocks
-        self._reads = graph.packs[::-1]
-        self._needed = {each for each in graph.packs if not graph.blocks[each].is_permanent}
-        self.plain_bytes = sum(graph.blocks[each].size for each in self._needed)
+        blocks = graph.blocks
+        self.reads = graph.packs[::-1]
+        self.needed = {each for each in graph.packs if not blocks[each].is_permanent}
+        self.plain_bytes = sum(blocks[each].size for each in self.needed)
         self.forward_cost = sum(each.cost for each in graph.operations)
-        self._relevant = self._find_relevant()
+        self.sizes = [each.size for each in blocks]
+        # block -> those from which it is recomputed
+        self.sources = [() if each.operation is None else graph.operations[each.operation].sources for each in blocks]
+        self.relevant = self._find_relevant()
 
     @cached_property
     def front(self) -> list[Plan]:
         """The plans of which no other takes as few live bytes in as little time, from the fastest to the smallest."""
         backwards = [each for saved in self._choices() for each in self._tightened(saved)]
-        plans = {each: each.fastest for each in backwards}
-        best = self._best(plans.values())
-        for backward, plan in plans.items():
-            if plan in best:
-                limits = (share * self.plain_bytes for share in SHARES)
-                best += [backward.plan(each) for each in limits if backward.saved_bytes < each < plan.live]
-        return self._best(best)
+        backwards.sort(key=lambda each: each.fastest.cost)
+        found = [each.fastest for each in backwards]
+        costs = {each: each.fastest.cost for each in backwards}  # at least, within the last limit
+        for share in SHARES:
+            limit = share * self.plain_bytes
+            least = min((each.cost for each in found if each.live <= limit), default=MAX_WORK * self.forward_cost)
+            for backward in sorted(backwards, key=costs.__getitem__):
+                if costs[backward] >= least:
+                    break
+                if backward.saved_bytes <= limit < backward.fastest.live:
+                    schedule = backward.schedule(limit, least)
+                    costs[backward] = least if schedule is None else schedule.cost
+                    if schedule is not None:
+                        found.append(schedule)
+                        least = schedule.cost
+        return [each.plan() for each in self._best(found)]
 
     @cached_property
     def least(self) -> Plan:
         """The plan that saves the least, as far as it is worth an operation, with few live bytes."""
-        if not self._needed:
-            return _Backward(self, self._reads, self._relevant, frozenset()).fastest
-        cut = _MinimumCut(self, self._relevant, self._needed)
-        saved = cut.saved_for(lambda _: LEAST_SAVING * self.graph.smallest_bytes)
-        backwards = list(self._tightened(saved))
+        cut = _MinimumCut(self)
+        backwards = list(self._tightened(cut.saved_for(lambda _: LEAST_SAVING * self.graph.smallest_bytes)))
         most = (1 + SLACK) * backwards[0].saved_bytes
-        cost = backwards[0].fastest.cost + MORE_WORK * self.forward_cost
-        plans = [each for backward in backwards for each in (backward.fastest, backward.plan(most))]
-        plans = [each for each in plans if each.saved_bytes <= most and each.cost <= cost]
-        return min(plans, key=lambda each: (max(each.live, most), each.saved_bytes, each.cost))
+        max_cost = backwards[0].fastest.cost + MORE_WORK * self.forward_cost
+        found: list[_Schedule] = []
+        for backward in backwards:
+            if backward.saved_bytes <= most:
+                found.append(backward.fastest)
+                limit = most
+                while limit < backward.fastest.live:
+                    schedule = backward.schedule(limit, max_cost)
+                    if schedule is not None:
+                        found.append(schedule)
+                        break
+                    limit *= 1 + SLACK
+        return min(found, key=lambda each: (max(each.live, most), each.backward.saved_bytes, each.cost)).plan()
 
-    def _best(self, plans: Iterable[Plan]) -> list[Plan]:
-        best: list[Plan] = []
-        for plan in sorted(plans, key=lambda each: (each.cost, each.live)):
-            if plan.cost <= MAX_WORK * self.forward_cost and (not best or plan.live < best[-1].live):
-                best.append(plan)
+    def _best(self, schedules: Iterable[_Schedule]) -> list[_Schedule]:
+        best: list[_Schedule] = []
+        for each in sorted(schedules, key=lambda each: (each.cost, each.live)):
+            if each.cost <= MAX_WORK * self.forward_cost and (not best or each.live < best[-1].live):
+                best.append(each)
         return best
+
+    def _tightened(self, saved: frozenset[int]) -> Iterator[_Backward]:
+        """Yield backward passes with less and less live bytes, each of which has one more block saved."""
+        least, num_tries = math.inf, 0
+        while num_tries < PATIENCE:
+            backward = _Backward(self, saved)
+            yield backward
+            live = backward.fastest.live
+            num_tries = 0 if live < least else num_tries + 1
+            least = min(least, live)
+            block = backward.halving()
+            if block is None or live == backward.saved_bytes:
+                return
+            saved |= {block}
 
     def within(self, limit: float) -> Plan | None:
         """Return the plan with the least time whose live bytes are within a limit; None if there is none."""
@@ -164,86 +195,65 @@ class Planner:
 
     def _find_relevant(self) -> list[int]:
         """Return the blocks that backward reads and all from which they can be recomputed, in order of forward."""
-        found: set[int] = set()
-        pending = list(self._needed)
-        while pending:
-            block = pending.pop()
-            if block not in found:
-                found.add(block)
-                pending += self.sources(block)
+        found = set(self.needed)
+        pending = list(self.needed)
+        for block in pending:
+            new = [each for each in self.sources[block] if each not in found]
+            found.update(new)
+            pending += new
         return sorted(found)
 
-    def sources(self, block: int) -> tuple[int, ...]:
-        """Return the blocks from which a block is recomputed."""
-        operation = self._blocks[block].operation
-        return () if operation is None else self.graph.operations[operation].sources
-
-    def _choices(self) -> Iterator[frozenset[int]]:
-        """Yield different sets of blocks to save."""
-        yield frozenset(self._needed)
-        if not self._needed:
-            return
-        cut = _MinimumCut(self, self._relevant, self._needed)
+    def _choices(self) -> list[frozenset[int]]:
+        """Return different sets of blocks to save."""
         scale = self.plain_bytes / max(self.forward_cost, 1)
-        rate_of: dict[frozenset[int], float] = {}
-        for rate in RATES:
-            rate_of.setdefault(cut.saved(rate * scale), rate * scale)
-        yield from rate_of
-        # Between two of them: recompute more of the early layers, for which backward has the most memory.
-        num_operations = len(self.graph.operations)
-        num_parts = max(2, min(MAX_PARTS, NUM_OPERATIONS // max(num_operations, 1)))
-        for rate, higher in pairwise(rate_of.values()):
-            for part in range(1, num_parts):
-                yield cut.saved(rate, num_operations * part // num_parts, higher)
+        whole, mixed = _MinimumCut(self), _MinimumCut(self)
+        cuts = [(rate * scale, whole.saved(rate * scale)) for rate in RATES]
+        parts = [len(self.graph.operations) * part // NUM_PARTS for part in range(NUM_PARTS - 1, 0, -1)]
+        found = {frozenset(self.needed): None, cuts[0][1]: None}
+        for (rate, saved), (higher, fewer) in pairwise(cuts):
+            # Between two rates: recompute more of the early layers, for which backward has the most memory.
+            found |= dict.fromkeys(mixed.saved(rate, part, higher) for part in parts if saved != fewer)
+            found[fewer] = None
+        return list(found)
 
-    def _tightened(self, saved: frozenset[int]) -> Iterator[_Backward]:
-        """Yield backward passes with less and less live bytes, each of which has one more block saved."""
-        least, num_tries = math.inf, 0
-        while num_tries < PATIENCE:
-            backward = _Backward(self, self._reads, self._relevant, saved)
-            live = backward.fastest.live
-            yield backward
-            num_tries = 0 if live < least else num_tries + 1
-            least = min(least, live)
-            total, before = sum(self._blocks[each].size for each in backward.alive), 0
-            splits: list[tuple[float, int]] = []
-            for block in backward.alive:
-                size = self._blocks[block].size
-                if before > 0 and not self._blocks[block].is_overwritten:
-                    splits.append((abs(before - total / 2) + size, block))
-                before += size
-            if not splits:
-                return
-            saved |= {min(splits)[1]}
+
+END = "end"  # the node of all that backward reads
 
 
 class _MinimumCut:
-    """Minimum cuts between the start of forward and what backward reads: the blocks to save."""
+    """Minimum cuts between the start of forward and what backward reads: the blocks to save.
 
-    def __init__(self, planner: Planner, relevant: Sequence[int], needed: set[int]) -> None:
-        import networkx  # a dependency of torch; here, as it takes time to import
+    No price falls from one cut to the next, so that each continues the flow of the one before.
+    """
 
-        self._networkx: Any = networkx
-        self._relevant, self._operations = relevant, planner.graph.operations
-        self._flow = networkx.DiGraph()
-        self._repeated: set[int] = set()
-        infinite = math.inf
-        for index in relevant:
+    def __init__(self, planner: Planner) -> None:
+        self._planner, self._operations = planner, planner.graph.operations
+        self._room: dict[Any, dict[Any, float]] = {}  # how much more may flow from a node to another
+        self._lost: set[Any] = set()  # the nodes from which no more can flow to the end, now and later
+        self._prices: dict[int, float] = {}  # of the operations that backward may repeat
+        for index in planner.relevant:
             block = planner.graph.blocks[index]
             if block.is_permanent:
                 continue
-            can_save = not block.is_overwritten or index in needed
-            self._flow.add_edge((index, 0), (index, 1), capacity=block.size if can_save else infinite)
-            if index in needed:
-                self._flow.add_edge((index, 1), "end", capacity=infinite)
-            if block.operation is None:
-                self._flow.add_edge("start", (index, 0), capacity=infinite)
-                continue
-            self._repeated.add(block.operation)
-            self._flow.add_edge("start", block.operation)
-            self._flow.add_edge(block.operation, (index, 0), capacity=infinite)
-            for source in self._operations[block.operation].sources:
-                self._flow.add_edge((source, 1), block.operation, capacity=infinite)
+            is_needed = index in planner.needed
+            size = math.inf if block.is_overwritten and not is_needed else block.size
+            after = END if is_needed else (index, 1)
+            if block.operation is not None:
+                self._join((index, 0), after, size)
+                self._join(block.operation, (index, 0), math.inf)
+                self._prices[block.operation] = 0.0
+        for each in self._prices:
+            for source in self._operations[each].sources:
+                if source not in planner.needed:
+                    self._join((source, 1), each, math.inf)
+        for index in planner.relevant:
+            block = planner.graph.blocks[index]
+            if block.operation is None and not block.is_permanent and index not in planner.needed:
+                self._push((index, 1), math.inf if block.is_overwritten else block.size)
+
+    def _join(self, first: Any, second: Any, room: float) -> None:
+        self._room.setdefault(first, {})[second] = room
+        self._room.setdefault(second, {}).setdefault(first, 0.0)
 
     def saved(self, rate: float, until: int | None = None, then: float = 0.0) -> frozenset[int]:
         """Return the blocks to save, so that their bytes and ``rate`` times the time of recomputation are the least.
@@ -256,171 +266,261 @@ class _MinimumCut:
 
     def saved_for(self, price: Callable[[int], float]) -> frozenset[int]:
         """Return the blocks to save, so that their bytes and the prices of the repeated operations are the least."""
-        for each in self._repeated:
-            self._flow["start"][each]["capacity"] = price(each)
-        method = self._networkx.algorithms.flow.boykov_kolmogorov
-        _, (_, after) = self._networkx.minimum_cut(self._flow, "start", "end", flow_func=method)
-        return frozenset(each for each in self._relevant if (each, 1) in after and (each, 0) not in after)
+        for each, old in self._prices.items():
+            self._prices[each] = price(each)
+            self._push(each, self._prices[each] - old)
+        blocks, needed, lost = self._planner.graph.blocks, self._planner.needed, self._lost
+        return frozenset(
+            index
+            for index in self._planner.relevant
+            if not blocks[index].is_permanent
+            and (index in needed or (index, 1) not in lost)
+            and (blocks[index].operation is None or (index, 0) in lost)
+        )
+
+    def _push(self, start: Any, amount: float) -> None:
+        """Let more flow from a node to the end, as far as there is room."""
+        while amount > 0 and start not in self._lost:
+            before = {start: start}  # node -> the node before it on a path from the start
+            pending = [start]
+            while pending and END not in before:
+                node = pending.pop()
+                for other, room in self._room[node].items():
+                    if room > 0 and other not in before and other not in self._lost:
+                        before[other] = node
+                        pending.append(other)
+            if END not in before:
+                self._lost |= before.keys()
+                return
+            path = [END]
+            while path[-1] != start:
+                path.append(before[path[-1]])
+            edges = list(pairwise(reversed(path)))
+            flow = min(amount, *(self._room[first][second] for first, second in edges))
+            for first, second in edges:
+                self._room[first][second] -= flow
+                self._room[second][first] += flow
+            amount -= flow
+
+
+class _Event(NamedTuple):
+    """A read of a recomputed block; see `Plan`."""
+
+    time: int
+    kept: frozenset[int]
+    freed: set[int]
+    before: int
+    during: int
+    after: int
+
+
+class _Schedule(NamedTuple):
+    """When backward recomputes blocks, and when it frees them; see `Plan`."""
+
+    backward: _Backward
+    events: list[_Event]
+    cost: float
+    live: int
+    alive: list[int]  # the recomputed blocks at the time of the most bytes, in order of forward
+
+    def plan(self) -> Plan:
+        """Return the plan."""
+        backward = self.backward
+        num_reads = len(backward.of_saved)
+        kept, freed = [frozenset[int]()] * num_reads, [frozenset[int]()] * num_reads
+        before, during, after = (list(backward.of_saved) for _ in range(3))
+        start = 0
+        for event in self.events:
+            recomputed = event.before - backward.of_saved[event.time]
+            for time in range(start, event.time) if recomputed else ():
+                for each in (before, during, after):
+                    each[time] += recomputed
+            start, time = event.time + 1, event.time
+            kept[time], freed[time] = event.kept, frozenset(event.freed)
+            before[time], during[time], after[time] = event.before, event.during, event.after
+        return Plan(backward.saved, backward.saved_bytes, self.cost, kept, freed, before, during, after)
 
 
 class _Backward:
-    """Backward passes of a forward pass that has saved these blocks.
+    """Backward passes of a forward pass that has saved these blocks."""
 
-    ``alive`` are the recomputed blocks at the time of the most bytes of the last plan, in order of forward.
-    """
-
-    def __init__(self, planner: Planner, reads: Sequence[int], relevant: Sequence[int], saved: frozenset[int]) -> None:
-        self._planner, self._reads, self._relevant, self._saved = planner, reads, relevant, saved
-        self._blocks = planner.graph.blocks
-        self.saved_bytes, self._of_saved = self._bytes_of_saved()
-        self.alive: list[int] = []
+    def __init__(self, planner: Planner, saved: frozenset[int]) -> None:
+        self._planner, self.saved = planner, saved
+        self.sizes, self.sources = planner.sizes, planner.sources
+        self._at_hand = bytearray(each.is_permanent for each in planner.graph.blocks)
+        for each in saved:
+            self._at_hand[each] = True
+        self.saved_bytes, self.of_saved = self._bytes_of_saved()
+        self._times = [time for time, target in enumerate(planner.reads) if not self._at_hand[target]]
         # block -> the times at which it is read, or another one is recomputed from it, if nothing is freed early
         self._uses: dict[int, list[int]] = {}
-        self._runs: list[list[int]] = []
-        made: set[int] = set()
-        for time, target in enumerate(reads):
-            self._runs.append(self._run(target, made))
-            made.update(self._runs[-1])
-            for block in self._runs[-1]:
-                for source in planner.sources(block):
-                    self._uses.setdefault(source, []).append(time)
+        self._runs: dict[int, list[int]] = {}
+        at_hand = bytearray(self._at_hand)
+        for time in self._times:
+            target = planner.reads[time]
+            if not at_hand[target]:
+                run = self._runs[time] = self._run(target, at_hand)
+                for block in run:
+                    at_hand[block] = True
+                    for source in self.sources[block]:
+                        self._uses.setdefault(source, []).append(time)
             self._uses.setdefault(target, []).append(time)
-        self._ends: list[list[int]] = [[] for _ in reads]  # the recomputed blocks that are used last at each time
-        for block in made:
-            self._ends[self._uses[block][-1]].append(block)
+        self._ends: dict[int, list[int]] = {}  # time -> the recomputed blocks that are used last
+        for block, uses in self._uses.items():
+            if not self._at_hand[block]:
+                self._ends.setdefault(uses[-1], []).append(block)
 
     @cached_property
-    def fastest(self) -> Plan:
-        """The plan that frees each recomputed block after its last use."""
-        return self.plan(math.inf)
+    def fastest(self) -> _Schedule:
+        """The schedule that frees each recomputed block after its last use."""
+        found = self.schedule(math.inf)
+        assert found is not None, "there is no limit"
+        return found
 
-    def plan(self, limit: float) -> Plan:
-        """Return the plan that frees a recomputed block after its last use, or earlier.
+    def schedule(self, limit: float, max_cost: float = math.inf) -> _Schedule | None:
+        """Return when backward recomputes blocks and frees them; None if it takes more bytes than a limit, or too long.
 
         Where more bytes than the limit would be live, it frees the block that is used last, and recomputes it again.
         """
-        sizes = [block.size for block in self._blocks]
+        sizes, reads, blocks = self.sizes, self._planner.reads, self._planner.graph.blocks
+        costs = [each.cost for each in self._planner.graph.operations]
+        at_hand = bytearray(self._at_hand)
         stored: set[int] = set()
-        kept: list[frozenset[int]] = []
-        freed: list[set[int]] = []
-        before, during, after = list[int](), list[int](), list[int]()
-        recomputed, cost, worst = 0, 0.0, -1
-        for time, target in enumerate(self._reads):
-            run = self._runs[time] if limit == math.inf else self._run(target, stored)
-            if not run:
-                live = self._of_saved[time] + recomputed
-                before.append(live)
-                during.append(live)
-                after.append(live)
-                ends = stored.intersection(self._ends[time])
-                recomputed -= sum(sizes[each] for each in ends)
-                stored -= ends
-                kept.append(frozenset())
-                freed.append(ends)
+        events: list[_Event] = []
+        recomputed, cost, live, alive = 0, 0.0, self.saved_bytes, list[int]()
+        for time in self._times:
+            target, saved = reads[time], self.of_saved[time]
+            if at_hand[target] and time not in self._ends:
                 continue
-            stays = {block for block in run if self._uses[block][-1] > time}
-            most, remaining = self._most(run, stays, target)
-            room = limit - self._of_saved[time]
-            if recomputed + most > room:
-                used = {target, *(source for block in run for source in self._planner.sources(block))}
-                for block in self._latest_first((stored - used) | (stays - {target}), time):
-                    if recomputed + most <= room:
-                        break
-                    if block in stays:
-                        stays.discard(block)
-                        most, remaining = self._most(run, stays, target)
-                    else:  # freed after the read before
-                        stored.discard(block)
-                        recomputed -= sizes[block]
-                        freed[-1].add(block)
-                        after[-1] -= sizes[block]
-            before.append(self._of_saved[time] + recomputed)
-            during.append(self._of_saved[time] + recomputed + most)
-            if during[-1] > worst:
-                worst, self.alive = during[-1], sorted(stored.union(run))
-            cost += sum(self._planner.graph.operations[each].cost for each in self._operations_of(run))
-            recomputed += remaining
-            after.append(self._of_saved[time] + recomputed)
-            if target not in stays:
-                recomputed -= sizes[target]
-            stored |= stays
-            ends = stored.intersection(self._ends[time])
-            recomputed -= sum(sizes[each] for each in ends)
-            stored -= ends
-            kept.append(frozenset(stays))
-            freed.append(ends)
-        return Plan(self._saved, self.saved_bytes, cost, kept, list(map(frozenset, freed)), before, during, after)
+            kept = frozenset[int]()
+            before = during = after = saved + recomputed
+            if not at_hand[target]:
+                run = self._runs[time] if limit == math.inf else self._run(target, at_hand)
+                cost += sum([costs[each] for each in {blocks[block].operation for block in run}])
+                if cost > max_cost:
+                    return None
+                stays = {block for block in run if self._uses[block][-1] > time}
+                need = _Need(self, run, stays)
+                if before + need.most > limit:
+                    used = {source for block in run for source in self.sources[block]}
+                    evictable = self._cheapest_first([*(stored - used), *(stays - {target})], time)
+                    while saved + recomputed + need.most > limit:
+                        block = next((each for each in evictable if each in stored or need.falls_without(each)), None)
+                        if block is None:
+                            return None
+                        evictable.remove(block)
+                        if block in stays:
+                            stays.discard(block)
+                            need.free(block)
+                        else:  # after the read before
+                            stored.discard(block)
+                            at_hand[block] = False
+                            recomputed -= sizes[block]
+                            events[-1].freed.add(block)
+                            events[-1] = events[-1]._replace(after=events[-1].after - sizes[block])
+                before, during = saved + recomputed, saved + recomputed + need.most
+                if during > live:
+                    live, alive = during, sorted(stored.union(run))
+                recomputed += need.remaining
+                after = saved + recomputed
+                if target not in stays:
+                    recomputed -= sizes[target]
+                stored |= stays
+                for block in stays:
+                    at_hand[block] = True
+                kept = frozenset(stays)
+            freed = stored.intersection(self._ends.get(time, ()))
+            for block in freed:
+                at_hand[block] = False
+                recomputed -= sizes[block]
+            stored -= freed
+            events.append(_Event(time, kept, freed, before, during, after))
+        return _Schedule(self, events, cost, live, alive)
 
-    def _is_available(self, block: int, stored: set[int]) -> bool:
-        return block in self._saved or block in stored or self._blocks[block].is_permanent
+    def overwrites(self, block: int, source: int) -> bool:
+        """Return whether a block is computed in the memory of a source that nothing else needs."""
+        operation = self._planner.graph.blocks[block].operation
+        assert operation is not None, "blocks that cannot be recomputed are saved"
+        is_in_place = self._planner.graph.operations[operation].is_in_place
+        return is_in_place and self.sources[block][0] == source and self.sizes[source] == self.sizes[block]
 
-    def _run(self, target: int, stored: set[int]) -> list[int]:
-        """Return the blocks that are recomputed for a read, in order."""
-        if self._is_available(target, stored):
-            return []
-        run: dict[int, None] = {}
-        pending = [target]
-        while pending:
-            block = pending[-1]
-            if block in run or self._is_available(block, stored):
-                pending.pop()
-                continue
-            missing = [each for each in self._planner.sources(block) if each not in run]
-            missing = [each for each in missing if not self._is_available(each, stored)]
-            if missing:
-                pending += missing
-                continue
-            pending.pop()
-            run[block] = None
-        return list(run)
+    def halving(self) -> int | None:
+        """Return the block that halves what is recomputed at the time of the most bytes; None if there is none."""
+        alive = self.fastest.alive
+        total, before = sum(self.sizes[each] for each in alive), 0
+        found: list[tuple[float, int]] = []
+        for block in alive:
+            size = self.sizes[block]
+            if before > 0 and not self._planner.graph.blocks[block].is_overwritten:
+                found.append((abs(before - total / 2) + size, block))
+            before += size
+        return min(found)[1] if found else None
 
-    def _operations_of(self, run: Iterable[int]) -> set[int]:
-        found = {self._blocks[block].operation for block in run}
-        return {each for each in found if each is not None}
+    def _run(self, target: int, at_hand: bytearray) -> list[int]:
+        """Return the blocks that are recomputed for one, in order of forward."""
+        found, pending = {target}, [target]
+        for block in pending:
+            for source in self.sources[block]:
+                if not at_hand[source] and source not in found:
+                    found.add(source)
+                    pending.append(source)
+        return sorted(found)
 
-    def _latest_first(self, blocks: Iterable[int], time: int) -> list[int]:
-        """Return blocks by their next use, the latest first."""
-        later = {each: self._uses[each][bisect_right(self._uses[each], time) :] for each in blocks}
-        return sorted(later, key=lambda each: later[each][0] if later[each] else len(self._reads), reverse=True)
-
-    def _most(self, run: Sequence[int], stays: set[int], target: int) -> tuple[int, int]:
-        """Return the most bytes that a run takes, and the bytes of the target and of what stays."""
-        uses: dict[int, int] = {}
-        for block in run:
-            for source in self._planner.sources(block):
-                uses[source] = uses.get(source, 0) + 1
-        most, live, fresh = 0, 0, set(run) - stays - {target}
-        for block in run:
-            size, index = self._blocks[block].size, self._blocks[block].operation
-            assert index is not None, "blocks that cannot be recomputed are saved"
-            operation = self._planner.graph.operations[index]
-            free = 0
-            for source in operation.sources:
-                uses[source] -= 1
-                if uses[source] == 0 and source in fresh:
-                    if operation.is_in_place and self._blocks[source].size == size:
-                        live -= size
-                    else:
-                        free += self._blocks[source].size
-            live += size
-            most = max(most, live)
-            live -= free
-        return most, live
+    def _cheapest_first(self, blocks: Iterable[int], time: int) -> list[int]:
+        """Return blocks, first those whose memory is free for the longest for the time of their recomputation."""
+        operations, worth = self._planner.graph.operations, dict[int, float]()
+        for block in blocks:
+            uses, operation = self._uses[block], self._planner.graph.blocks[block].operation
+            assert operation is not None, "blocks that cannot be recomputed are saved"
+            next_use = uses[bisect_right(uses, time)]
+            worth[block] = (next_use - time) * self.sizes[block] / operations[operation].cost
+        return sorted(worth, key=lambda each: (worth[each], each), reverse=True)
 
     def _bytes_of_saved(self) -> tuple[int, list[int]]:
         """Return the bytes that forward saves, and those that are still saved at each time of backward."""
-        ends = {block: time for time, block in enumerate(self._reads)}
-        for block in reversed(self._relevant):
-            if block not in self._saved and block in ends:
-                for source in self._planner.sources(block):
-                    ends[source] = max(ends.get(source, -1), ends[block])
-        changes = [0] * (len(self._reads) + 1)
-        for block in self._saved:
-            if block in ends:
-                changes[0] += self._blocks[block].size
-                changes[ends[block] + 1] -= self._blocks[block].size
-        totals, total = [], 0
-        for change in changes[:-1]:
-            total += change
-            totals.append(total)
-        return changes[0], totals
+        ends = [-1] * len(self.sizes)
+        for time, block in enumerate(self._planner.reads):
+            ends[block] = time
+        for block in reversed(self._planner.relevant):
+            if not self._at_hand[block]:
+                for source in self.sources[block]:
+                    ends[source] = max(ends[source], ends[block])
+        changes = [0] * (len(self._planner.reads) + 1)
+        for block in self.saved:
+            changes[0] += self.sizes[block]
+            changes[ends[block] + 1] -= self.sizes[block]
+        return changes[0], list(accumulate(changes[:-1]))
+
+
+class _Need:
+    """The bytes that the recomputation of a run of blocks takes.
+
+    ``most`` are the bytes at most, and ``remaining`` those of the last block and of the blocks that stay.
+    """
+
+    def __init__(self, backward: _Backward, run: Sequence[int], stays: set[int]) -> None:
+        self._sizes = backward.sizes
+        last_use = {source: place for place, block in enumerate(run) for source in backward.sources[block]}
+        changes = [0] * (len(run) + 1)
+        self._ends: dict[int, int] = {}  # block -> the place in the run from which on it need not be live
+        for place, block in enumerate(run[:-1]):
+            end = last_use[block]
+            self._ends[block] = end = end if backward.overwrites(run[end], block) else end + 1
+            changes[place] += self._sizes[block]
+            if block not in stays:
+                changes[end] -= self._sizes[block]
+        changes[len(run) - 1] += self._sizes[run[-1]]
+        *self._live, self.remaining = accumulate(changes)
+        self.most = max(self._live)
+
+    def falls_without(self, block: int) -> bool:
+        """Return whether fewer bytes are live at the time of the most if a block does not stay."""
+        return self._ends[block] <= self._live.index(self.most)
+
+    def free(self, block: int) -> None:
+        """Free a block that stays after its last use within the run."""
+        size = self._sizes[block]
+        for place in range(self._ends[block], len(self._live)):
+            self._live[place] -= size
+        self.remaining -= size
+        self.most = max(self._live)

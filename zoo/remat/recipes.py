@@ -9,6 +9,7 @@ import threading
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from itertools import count
 from typing import Any, Protocol
 
 import torch
@@ -43,6 +44,9 @@ class SavedTensor:
         return unmodified(self.tensor, self.version)
 
 
+_orders = count()
+
+
 class TrackedTensor:
     """The contents of a tensor between two in-place writes.
 
@@ -58,8 +62,8 @@ class TrackedTensor:
     """
 
     __slots__ = (
-        "__weakref__", "_saved", "clock", "depth", "dtype", "index", "is_copied", "live", "memory", "number", "readers",
-        "recipe", "recipes", "starts", "store", "stride", "through", "version", "waiting",
+        "__weakref__", "_saved", "clock", "depth", "dtype", "index", "is_copied", "live", "memory", "number", "order",
+        "readers", "recipe", "recipes", "starts", "store", "stride", "through", "version", "waiting",
     )  # fmt: skip
 
     def __init__(
@@ -71,6 +75,7 @@ class TrackedTensor:
         self.memory = weakref.ref(tensor.untyped_storage())
         self.stride, self.dtype = tensor.stride(), tensor.dtype
         self._saved: Callable[[], SavedTensor | None] = _nothing
+        self.order = next(_orders)  # after the inputs of its recipe
         self.number = -1  # of the tensor in a recorded forward pass
         self.readers = 0  # number of handles that autograd holds
         self.waiting = 0  # number of handles that this backward pass has not unpacked yet
@@ -334,41 +339,37 @@ def compute(target: TrackedTensor, keeps: Callable[[TrackedTensor], bool]) -> Te
             _take(value, outputs, keeps, tensors, fresh, recipe)
         else:
             for other in (reference() for reference in recipe.outputs):
-                if other is not None and (other in uses or other.readers > 0):
+                if other is not None and (other in uses or keeps(other)):
                     _take(other, outputs[other.index], keeps, tensors, fresh, recipe)
         for source in recipe.sources():
             uses[source] -= 1
             if uses[source] == 0:
                 tensors.pop(source, None)
                 fresh.discard(source)
+        del args, outputs
     return tensors[target]
 
 
 def _order(
     target: TrackedTensor, tensors: dict[TrackedTensor, Tensor]
 ) -> tuple[list[TrackedTensor], dict[TrackedTensor, int]]:
-    """Return what to recompute in topological order, and use counts; put what is saved or stored into ``tensors``."""
-    order: list[TrackedTensor] = []
-    uses = {target: 1}
-    seen: set[TrackedTensor] = set()
-    pending = [(target, False)]
-    while pending:
-        value, has_sources = pending.pop()
-        if has_sources:
-            order.append(value)
-        elif value not in seen:
-            seen.add(value)
-            assert value.recipe is not None, "the inputs of a recipe are saved"
-            pending.append((value, True))
-            for source in value.recipe.sources():
-                uses[source] = uses.get(source, 0) + 1
-                if source not in tensors:
-                    tensor = source.available()
-                    if tensor is None:
-                        pending.append((source, False))
-                    else:
-                        tensors[source] = tensor
-    return order, uses
+    """Return what to recompute, in the order of forward, and use counts; put what is saved or stored into ``tensors``.
+
+    In any other order, branches of a network might be computed long before they are used.
+    """
+    order, seen, uses = [target], {target}, {target: 1}
+    for value in order:
+        assert value.recipe is not None, "the inputs of a recipe are saved"
+        for source in value.recipe.sources():
+            uses[source] = uses.get(source, 0) + 1
+            if source not in seen:
+                seen.add(source)
+                tensor = source.available()
+                if tensor is None:
+                    order.append(source)
+                else:
+                    tensors[source] = tensor
+    return sorted(order, key=lambda each: each.order), uses
 
 
 def _take(
