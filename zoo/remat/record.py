@@ -46,13 +46,24 @@ class GraphRecorder:
         self.graph.block_of.append(self._block_of(value, tensor))
 
     def note_write(self, tensor: Tensor) -> None:
-        """Record that an operation has overwritten memory; a part of a block stays in it."""
-        if tensor.nbytes < tensor.untyped_storage().nbytes():
+        """Record that an operation has overwritten the memory of a tensor."""
+        storage, index = self._blocks.get(memory_id(tensor), (None, 0))
+        if storage is None or storage() is not tensor.untyped_storage():
             return
-        storage, index = self._blocks.pop(memory_id(tensor), (None, 0))
-        if storage is not None and storage() is tensor.untyped_storage():
-            block = self.graph.blocks[index]
-            block.is_permanent, block.is_overwritten = False, True
+        block = self.graph.blocks[index]
+        block.is_permanent = False
+        if tensor.nbytes < tensor.untyped_storage().nbytes():
+            self._note_written_part(index)
+        else:
+            block.is_overwritten = True
+            del self._blocks[memory_id(tensor)]
+
+    def _note_written_part(self, index: int) -> None:
+        """Record that no operation computes a block as a whole, nor what was computed from it before, from it."""
+        operations = self.graph.operations
+        for each, block in enumerate(self.graph.blocks):
+            if each == index or (block.operation is not None and index in operations[block.operation].sources):
+                block.operation = None
 
     def note_pack(self, value: TrackedTensor) -> int:
         """Record that autograd saves a tensor; return its position among all saved tensors."""
@@ -61,12 +72,14 @@ class GraphRecorder:
 
     def _block_of(self, value: TrackedTensor, tensor: Tensor) -> int:
         recipe, storage = value.recipe, tensor.untyped_storage()
-        if recipe is not None and recipe.is_view and recipe.sources()[0].number >= 0:
-            return self.graph.block_of[recipe.sources()[0].number]
+        if recipe is not None and recipe.is_view:
+            (base, *_) = recipe.sources()
+            if base.number >= 0:
+                return self.graph.block_of[base.number]
+            recipe = None  # of a small tensor, which is saved with the recipe
         known, index = self._blocks.get(memory_id(tensor), (None, 0))
         if known is not None and known() is storage:
-            if recipe is not None:  # a part was overwritten, so that no operation computes the whole
-                self.graph.blocks[index].operation = None
+            self.graph.blocks[index].operation = None  # nothing tells how to recompute this part of it
             return index
         block = Block(storage.nbytes())
         if recipe is None:
@@ -81,14 +94,28 @@ class GraphRecorder:
     def _operation_of(self, recipe: Recipe, out: Tensor) -> int:
         if recipe not in self._operations:
             # Small tensors have no number. They are saved with the recipe.
-            blocks = {self.graph.block_of[each.number] for each in recipe.sources() if each.number >= 0}
-            sources = tuple(sorted(each for each in blocks if not self.graph.blocks[each].is_permanent))
+            blocks = [self.graph.block_of[each.number] for each in recipe.sources() if each.number >= 0]
+            sources = tuple(dict.fromkeys(each for each in blocks if not self.graph.blocks[each].is_permanent))
             device = kernel_device() if out.is_meta else out.device
             flop_per_byte, bytes_of_call = SPEEDS["cpu" if device.type == "cpu" else "cuda"]
             cost = out.nbytes * (1 + len(sources)) + self._flops / flop_per_byte + bytes_of_call
-            is_in_place = in_place_of(recipe.operation) is not None
+            is_in_place = _may_run_in_place(recipe, out) and blocks.count(blocks[0]) == 1
             self.graph.device = str(out.device)
             self._operations[recipe] = len(self.graph.operations)
             self.graph.operations.append(Operation(sources, cost, is_in_place))
         self._flops = 0.0
         return self._operations[recipe]
+
+
+def _may_run_in_place(recipe: Recipe, out: Tensor) -> bool:
+    """Return whether `recipes.compute` may overwrite the first input of a recipe, if nothing else needs it."""
+    first, sources = recipe.args[0] if recipe.args else None, recipe.sources()
+    return (
+        type(first) is TrackedTensor
+        and first.number >= 0
+        and first.recipe is not None
+        and not first.recipe.is_view
+        and first.dtype == out.dtype
+        and in_place_of(recipe.operation) is not None
+        and len({(each.stride, each.dtype) for each in sources}) == 1
+    )
