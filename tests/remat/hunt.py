@@ -1124,8 +1124,7 @@ class Compiled(Runner):
 
     def run(self) -> Result:
         torch.compiler.reset()
-        program, before = self.program, (cut.MIN_BYTES, cut.MAX_DEPTH)
-        cut.MIN_BYTES, cut.MAX_DEPTH = program.smallest_bytes, program.depth
+        before, cut.MIN_BYTES = cut.MIN_BYTES, self.program.smallest_bytes
         try:
             with (
                 torch._inductor.config.patch(fallback_random=True, fx_graph_cache=False),
@@ -1133,7 +1132,7 @@ class Compiled(Runner):
             ):
                 return super().run()
         finally:
-            cut.MIN_BYTES, cut.MAX_DEPTH = before
+            cut.MIN_BYTES = before
 
 
 def same(a: Result, b: Result) -> str:

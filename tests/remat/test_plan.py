@@ -247,6 +247,13 @@ def trunk_graph(num_blocks: int) -> Graph:
     return graph
 
 
+def test_least_plan_may_save_nothing() -> None:
+    graph = Graph(blocks=[Block(8, operation=0), Block(8, operation=1)], packs=[0, 1], smallest_bytes=1)
+    graph.operations += [Operation((), 1.0, is_in_place=False), Operation((0,), 1.0, is_in_place=False)]
+    plan = Planner(graph).least
+    assert (plan.saved_bytes, plan.live) == (0, 16)
+
+
 def test_branches_are_recomputed_when_trunk_needs_them() -> None:
     graph = trunk_graph(16)
     (plan,) = (_Backward(Planner(graph), frozenset({0})).fastest.plan() for _ in range(1))

@@ -165,7 +165,7 @@ class Planner:
                     if schedule is not None:
                         found.append(schedule)
                         break
-                    limit *= 1 + SLACK
+                    limit += SLACK * self.plain_bytes
         return min(found, key=lambda each: (max(each.live, most), each.backward.saved_bytes, each.cost)).plan()
 
     def _best(self, schedules: Iterable[_Schedule]) -> list[_Schedule]:

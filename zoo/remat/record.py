@@ -21,6 +21,17 @@ from zoo.torch_internals.data import memory_id
 SPEEDS = {"cpu": (16, 2**16), "cuda": (128, 2**22)}
 
 
+def cost_of(num_bytes: int, num_sources: int, flops: float, device: torch.device) -> float:
+    """Return the time of an operation, in bytes of memory traffic that take as long.
+
+    Args:
+    - `num_bytes`: the size of its output.
+    - `num_sources`: how many tensors it reads.
+    """
+    flop_per_byte, bytes_of_call = SPEEDS["cpu" if device.type == "cpu" else "cuda"]
+    return num_bytes * (1 + num_sources) + flops / flop_per_byte + bytes_of_call
+
+
 class GraphRecorder:
     """Observes the tensors that a forward pass tracks, and records their graph.
 
@@ -97,8 +108,7 @@ class GraphRecorder:
             blocks = [self.graph.block_of[each.number] for each in recipe.sources() if each.number >= 0]
             sources = tuple(dict.fromkeys(each for each in blocks if not self.graph.blocks[each].is_permanent))
             device = kernel_device() if out.is_meta else out.device
-            flop_per_byte, bytes_of_call = SPEEDS["cpu" if device.type == "cpu" else "cuda"]
-            cost = out.nbytes * (1 + len(sources)) + self._flops / flop_per_byte + bytes_of_call
+            cost = cost_of(out.nbytes, len(sources), self._flops, device)
             is_in_place = _may_run_in_place(recipe, out) and blocks.count(blocks[0]) == 1
             self.graph.device = str(out.device)
             self._operations[recipe] = len(self.graph.operations)

@@ -146,8 +146,49 @@ def test_masks_drawn_on_cuda_are_saved(device: str) -> None:
     nodes.append(graph.call_function(torch.ops.aten.gt.Scalar, (nodes[1], 0.5)))
     for node, value in zip(nodes, (seed, numbers, numbers.to(torch.bool)), strict=True):
         node.meta["val"] = value
-    saved = Cut(nodes, {nodes[2]}, set(), set(), Budget()).saved
-    assert saved == ({nodes[0]} if device == "cpu" else {nodes[2]})
+    saved = Cut(nodes, [nodes[2]], set(), set(), Budget()).saved
+    assert saved == (set() if device == "cpu" else {nodes[2]})
+
+
+def layers(num_layers: int) -> tuple[list[Any], list[Any]]:
+    """Return the nodes of a chain of products and activations, and the nodes that its backward reads, in order."""
+    graph, values = fx.Graph(), torch.zeros(1024, 64)
+    weight = graph.placeholder("weight")
+    nodes = [weight, graph.placeholder("x")]
+    for index in range(2 * num_layers):
+        args = (nodes[-1],) if index % 2 else (nodes[-1], weight)
+        operation = torch.ops.aten.gelu.default if index % 2 else torch.ops.aten.mm.default
+        nodes.append(graph.call_function(operation, args))
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        for node in nodes:
+            node.meta["val"] = torch.zeros(64, 64) if node is weight else torch.zeros_like(values)
+    return nodes, nodes[:0:-1]
+
+
+def test_cut_without_budget_saves_products() -> None:
+    nodes, reads = layers(8)
+    saved = Cut(nodes, reads, set(), set(), Budget()).saved
+    assert saved == {node for node in nodes if node.target is torch.ops.aten.mm.default}
+
+
+@pytest.mark.parametrize("share", [0.6, 0.4, 0.25])
+def test_cut_within_budget_recomputes_what_planner_says(share: float) -> None:
+    nodes, reads = layers(16)
+    cut = Cut(nodes, reads, set(), set(), Budget(share))
+    nbytes = nodes[1].meta["val"].nbytes
+    stored: set[Any] = set()
+    most = 0
+    for time, read in enumerate(reads[:-1]):
+        new, pending = set(), [read]
+        for node in pending:
+            if node.op == "call_function" and node not in cut.saved | stored | new:
+                new.add(node)
+                pending += node.args[:1]
+        most = max(most, len(cut.saved & set(reads[time:])) + len(stored))
+        stored = {each for each in stored | new if not cut.frees(each, time, is_new=each in new)}
+    assert not stored
+    assert len(cut.saved) * nbytes <= share * 2 * 16 * nbytes
+    assert most * nbytes <= share * 2 * 16 * nbytes
 
 
 def test_shapes_may_be_dynamic() -> None:

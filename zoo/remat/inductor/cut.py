@@ -1,36 +1,37 @@
-"""Chooses the nodes of a joint graph that forward saves, by rules, bytes and prices.
+"""Translates joint graphs for the planner, which chooses what forward saves and when backward recomputes the rest.
 
 Tested by tests/remat/inductor/test_partition.py.
 """
 
 from __future__ import annotations
 
-import math
 import operator
-import sys
-from bisect import bisect_left
 from collections.abc import Sequence
 
 import torch
 
 from zoo.remat.budget import Budget
-from zoo.remat.cost import is_low_rank
+from zoo.remat.cost import PRODUCTS, is_low_rank
 from zoo.remat.inductor.nodes import (
     Node,
     base_of,
     bytes_of,
+    flops_of_node,
+    inputs_of,
     is_computed,
     is_node,
     is_symbol,
     is_tensor,
     is_view,
-    prices_of,
 )
-from zoo.remat.rules import MAX_DEPTH, MIN_BYTES, rule_of
+from zoo.remat.plan import Block, Graph, Operation, Plan, Planner
+from zoo.remat.record import cost_of
+from zoo.remat.rules import rule_of
 from zoo.torch_internals.compiler import is_random
 from zoo.torch_internals.dispatch import OperatorOverload, schema_of
 
 aten = torch.ops.aten
+MIN_BYTES = 2**14  # smaller tensors are saved, as recomputing them costs more time than the memory is worth
 MIN_RATIO = 4  # tensors that are smaller than their largest input by this factor are saved
 
 #: Cheap operations that only graphs have, or whose results are not saved in eager training.
@@ -50,114 +51,97 @@ CHEAP_IN_INDUCTOR = {
 
 
 class Cut:
-    """Chooses the nodes of forward that are saved: those with the fewest bytes from which backward can be recomputed.
+    """Chooses the nodes of forward that are saved, and when backward recomputes the others.
 
     Args:
     - `forward`: the nodes of forward, in order.
-    - `needed`: nodes that backward reads.
+    - `reads`: the nodes that backward reads, in the order of the reads.
     - `returned`: nodes that are outputs and therefore stay alive anyway.
     - `written`: inputs that forward overwrites at its end, so that backward must not read them.
-    - `budget`: the limit on recomputing convolutions and matrix products.
+    - `budget`: the limit on saved and recomputed bytes. Without one, only cheap operations are repeated.
 
-    ``saved`` are the chosen nodes, and ``prices`` what convolutions, matrix products and attention cost.
+    ``saved`` are the chosen nodes.
     """
 
     def __init__(
         self,
         forward: Sequence[Node],
-        needed: set[Node],
+        reads: Sequence[Node],
         returned: set[Node],
         written: set[Node],
         budget: Budget,
     ) -> None:
-        self._forward, self._is_forward, self._needed = forward, set(forward), needed
-        self._returned, self._written = returned, written
-        self.prices = prices_of(forward)
-        plain_bytes = sum(map(bytes_of, filter(is_computed, {base_of(node) for node in needed})))
-        limit = math.inf if budget.share is None else budget.share * plain_bytes
-        if self._bytes_saved_at(0.0) > limit:
-            prices = sorted(self.prices.values())
-            # Bytes fall as the price rises, so their negatives are sorted.
-            position = bisect_left(prices, -limit, key=lambda price: -self._bytes_saved_at(price))
-            if prices:
-                self._bytes_saved_at(prices[min(position, len(prices) - 1)])
+        self._budget, self._written = budget, written
+        self._alive = returned | {base_of(each) for each in returned}
+        # Inductor fuses operations, so that one more takes little time.
+        self._graph = Graph(smallest_bytes=1)
+        self._blocks: dict[Node, int] = {}
+        self._operations: dict[Node, int] = {}
+        for node in forward:
+            if not is_symbol(node) and not is_view(node) and (is_tensor(node) or not is_computed(node)):
+                self._blocks[node] = len(self._graph.blocks)
+                self._graph.blocks.append(self._block(node))
+        self._graph.packs = [self._blocks[base_of(each)] for each in reversed(reads)]
+        self._plan = self._choose(Planner(self._graph))
+        self.saved = self._alive | {node for node, block in self._blocks.items() if block in self._plan.saved}
 
-    def _bytes_saved_at(self, flops_per_byte: float) -> int:
-        """Choose the saved nodes if recomputation may cost this much, and return their bytes."""
-        self._flops_per_byte = flops_per_byte
-        self.saved: set[Node] = self._minimum_cut() | self._returned
-        self._limit_depth()
-        return sum(map(bytes_of, filter(is_computed, {base_of(node) for node in self.saved})))
+    def _choose(self, planner: Planner) -> Plan:
+        if self._budget.share is None:
+            return planner.least
+        return planner.within(self._budget.share * planner.plain_bytes) or planner.front[-1]
 
-    def _minimum_cut(self) -> set[Node]:
-        """Return the nodes with the fewest bytes from which all that backward needs can be recomputed."""
-        import networkx as nx  # a dependency of torch; here, as it takes time to import
+    def _block(self, node: Node) -> Block:
+        """Return the block that a node computes or that is an input."""
+        if node in self._written:
+            return Block(bytes_of(node), is_overwritten=True)
+        if node in self._alive or not is_computed(node):
+            return Block(bytes_of(node), is_permanent=True)
+        if not self.is_repeatable(node) or _is_small(node):
+            return Block(bytes_of(node))
+        return Block(bytes_of(node), self._operation_of(node))
 
-        flow, infinite = nx.DiGraph(), float("inf")
-        for node in self._forward:
-            if node.op == "output" or is_symbol(node):
-                continue
-            begin, end = (node, 0), (node, 1)
-            if node.op != "call_function":
-                capacity: float = infinite if node in self._written else 0  # alive anyway
-            elif is_view(node) or not is_tensor(node):
-                capacity = infinite  # what it is a view or a part of is saved
-            else:
-                capacity = bytes_of(node)
-            flow.add_edge(begin, end, capacity=capacity)
-            if node.op != "call_function" or not self.is_cheap(node) or _is_small(node):
-                flow.add_edge("source", begin, capacity=infinite)
-            if node in self._needed:
-                flow.add_edge(end, "sink", capacity=infinite)
-            for source in self._sources(node):
-                flow.add_edge((source, 1), begin, capacity=infinite)
-        if "source" not in flow or "sink" not in flow:
-            return set()
-        _, (_, after) = nx.minimum_cut(flow, "source", "sink", flow_func=nx.algorithms.flow.boykov_kolmogorov)
-        return {node for node in self._forward if (node, 1) in after and (node, 0) in flow and (node, 0) not in after}
+    def _operation_of(self, node: Node) -> int:
+        """Return the index of the operation that computes a node, which may be one of several outputs."""
+        operation = node.args[0] if node.target is operator.getitem else node
+        if operation not in self._operations:
+            bases = [base_of(each) for each in inputs_of(node) if not is_symbol(each)]
+            blocks = {self._blocks[each] for each in bases if each in self._blocks}
+            sources = tuple(sorted(each for each in blocks if not self._graph.blocks[each].is_permanent))
+            cost = cost_of(bytes_of(operation), len(sources), flops_of_node(operation) or 0.0, node.meta["val"].device)
+            self._operations[operation] = len(self._graph.operations)
+            self._graph.operations.append(Operation(sources, cost, is_in_place=False))
+        return self._operations[operation]
 
-    def _sources(self, node: Node) -> list[Node]:
-        """Return the forward nodes that a node is recomputed from."""
-        nodes = node.all_input_nodes if is_computed(node) else []
-        return [each for each in nodes if each in self._is_forward and not is_symbol(each)]
-
-    def is_cheap(self, node: Node) -> bool:
-        """Return whether a node may be recomputed: it is cheap, deterministic and has no side effects."""
+    def is_repeatable(self, node: Node) -> bool:
+        """Return whether a node may be recomputed: it is deterministic, has no side effects and is cheap enough."""
         operation = node.target
         if operation is operator.getitem:
-            return self.is_cheap(node.args[0])
+            return self.is_repeatable(node.args[0])
         if not isinstance(operation, OperatorOverload) or schema_of(operation).is_mutable:
             return False
         if schema_of(operation).name in CHEAP_IN_INDUCTOR:
             return not (schema_of(operation).name == INDUCTOR_RANDOM and node.meta["val"].is_cuda)
-        if node in self.prices:
-            if 0 < self.prices[node] <= min(self._flops_per_byte, sys.float_info.max):
-                return True
-            return is_low_rank(operation, [each.meta["val"] if is_node(each) else each for each in node.args])
+        if operation in PRODUCTS:
+            args = [each.meta["val"] if is_node(each) else each for each in node.args]
+            is_allowed = self._budget.share is not None and flops_of_node(node) is not None
+            return is_allowed or is_low_rank(operation, args)
         if is_random(operation):
             return False
         return rule_of(operation) is not None or operation in CHEAP_IN_GRAPHS or torch.Tag.pointwise in operation.tags
 
-    def _limit_depth(self) -> None:
-        """Save nodes so that no chain of recomputed nodes is longer than `MAX_DEPTH`."""
-        bases = {base_of(node) for node in self._needed}
-        depths: dict[Node, int] = {}
-        for node in self._forward:
-            if node in self.saved or node.op != "call_function" or is_symbol(node):
-                continue
-            sources = [source for source in self._sources(node) if source in depths and source not in self.saved]
-            depth = max((depths[source] + (source in bases) for source in sources), default=0)
-            if depth > MAX_DEPTH and node in bases:
-                self.saved.add(node)
-            else:
-                depths[node] = depth
+    def frees(self, node: Node, time: int, is_new: bool) -> bool:
+        """Return whether backward frees a recomputed node after its read number ``time``.
+
+        Args:
+        - `is_new`: whether the node was recomputed for this read.
+        """
+        block = self._blocks.get(base_of(node), -1)
+        return block not in self._plan.kept[time] if is_new else block in self._plan.freed[time]
 
 
 def _is_small(node: Node) -> bool:
     """Return whether an output is so small, by itself or beside its inputs, that it is saved."""
     if not is_tensor(node) or is_view(node):
         return False
-    inputs = node.args[0].all_input_nodes if node.target is operator.getitem else node.all_input_nodes
-    if not inputs:
-        return False
-    return bytes_of(node) < MIN_BYTES or MIN_RATIO * bytes_of(node) < max(map(bytes_of, inputs))
+    inputs = inputs_of(node)
+    return bool(inputs) and (bytes_of(node) < MIN_BYTES or MIN_RATIO * bytes_of(node) < max(map(bytes_of, inputs)))

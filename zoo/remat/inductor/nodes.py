@@ -8,22 +8,18 @@ Tested by tests/remat/inductor/test_partition.py.
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterable
 from typing import Any
 
 import torch
 from torch import Tensor, fx
 from torch.fx.node import map_arg
 
-from zoo.remat.cost import PRODUCTS, flops_of
-from zoo.remat.operations import first_tensor
+from zoo.remat.cost import flops_of
 from zoo.remat.rules import rule_of
 from zoo.torch_internals.compiler import size_hint
 
 aten = torch.ops.aten
 Node = Any  # torch.fx.Node, whose type stubs differ between versions of torch
-
-TIE_BREAK = 1e-6  # relative difference between operations of equal cost
 
 
 def is_node(value: object) -> bool:
@@ -71,26 +67,20 @@ def base_of(node: Node) -> Node:
     return node
 
 
+def inputs_of(node: Node) -> list[Node]:
+    """Return the inputs of the operation that computes a node, which may be one of several outputs."""
+    inputs: list[Node] = (node.args[0] if node.target is operator.getitem else node).all_input_nodes
+    return inputs
+
+
 def bytes_of(node: Node) -> int:
-    """Return the bytes of a tensor; with symbolic sizes, the bytes of the traced example."""
-    return _bytes_of_value(node.meta.get("val"))
+    """Return the bytes of a tensor or of several; with symbolic sizes, the bytes of the traced example."""
+    value = node.meta.get("val")
+    values = value if isinstance(value, (tuple, list)) else (value,)
+    return sum(size_hint(each.numel()) * each.dtype.itemsize for each in values if isinstance(each, Tensor))
 
 
-def _bytes_of_value(value: Any) -> int:
-    return size_hint(value.numel()) * value.dtype.itemsize if isinstance(value, Tensor) else 0
-
-
-def prices_of(nodes: Iterable[Node]) -> dict[Node, float]:
-    """Return what convolutions, matrix products and attention cost, in forward and then in backward.
-
-    Of operations of equal cost the earlier one costs less, so that a limit may lie between them.
-    """
-    products = (node for node in nodes if node.target in PRODUCTS)
-    return {node: _price(node) * (1 - TIE_BREAK + TIE_BREAK**2 * index) for index, node in enumerate(products)}
-
-
-def _price(node: Node) -> float:
-    """Return the FLOP per byte of output of a convolution, matrix product or attention; infinity if it is random."""
-    args = map_arg(node.args, lambda each: each.meta["val"])
-    flops = flops_of(node.target, args, node.meta["val"])
-    return float("inf") if flops is None else size_hint(flops) / max(1, _bytes_of_value(first_tensor(node.meta["val"])))
+def flops_of_node(node: Node) -> float | None:
+    """Return the FLOP of a convolution, matrix product or attention; None for other and for random operations."""
+    flops = flops_of(node.target, map_arg(node.args, lambda each: each.meta["val"]), node.meta["val"])
+    return None if flops is None else float(size_hint(flops))

@@ -1,8 +1,8 @@
 """The rules of lean training applied to Inductor's joint graphs: what forward saves, and what backward recomputes.
 
-AOTAutograd traces forward and backward of a network into one joint graph of functional operations. `partition` saves
-what is expensive, random or small, clones every other forward node that backward reads into the backward part, in front
-of its first reader, and lets torch split the graph there. Inductor fuses the clones into the kernels of backward.
+AOTAutograd traces forward and backward of a network into one joint graph of functional operations. `partition` plans
+what forward saves, clones every other forward node that backward reads into the backward part, in front of its reader,
+and lets torch split the graph there. Inductor fuses the clones into the kernels of backward.
 
 Tested by tests/remat/inductor/test_partition.py.
 """
@@ -83,7 +83,7 @@ def partition(
 
 
 class _Rewriting:
-    """Gives the backward nodes of a joint graph clones of the forward nodes that are not saved."""
+    """Gives the backward nodes of a joint graph clones of the forward nodes that are not saved, as a plan says."""
 
     def __init__(self, graph: Any, num_fwd_outputs: int, budget: Budget) -> None:
         self._graph = graph
@@ -97,21 +97,29 @@ class _Rewriting:
         assert isinstance(outputs, (list, tuple))
         returned = {node for node in outputs[num_fwd_outputs:] if is_node(node)} & self._is_forward
         self._replace_unread()
-        needed = {
-            source
-            for node in self._backward
-            for source in node.all_input_nodes
-            if source in self._is_forward and is_tensor(source)
-        }
+        reads = [each for node in self._backward for each in node.all_input_nodes if self._is_read(each)]
         written = {node.args[0] for node in nodes if node.target is aten.copy_.default} | overwritten_inputs(graph)
-        self._cut = Cut(self._forward, needed, returned, written, budget)
+        self._cut = Cut(self._forward, reads, returned, written, budget)
         self._clones: dict[Node, Node] = {}
 
     def run(self) -> None:
         """Rewrite the graph."""
+        time = 0
         for node in self._backward:
-            node.args = map_arg(node.args, partial(self._at, user=node))
-            node.kwargs = map_arg(node.kwargs, partial(self._at, user=node))
+            found: dict[Node, Node] = {}
+            for source in node.all_input_nodes:
+                before = self._clones.copy()
+                found[source] = self._at(source, node)
+                if self._is_read(source):
+                    for each in list(self._clones):
+                        if self._cut.frees(each, time, is_new=each not in before):
+                            del self._clones[each]
+                    time += 1
+            node.args, node.kwargs = map_arg((node.args, node.kwargs), found.__getitem__)
+
+    def _is_read(self, source: Node) -> bool:
+        """Return whether an input of a node of backward is a tensor of forward."""
+        return source in self._is_forward and is_tensor(source)
 
     def _replace_unread(self) -> None:
         """Let backward read an uninitialized tensor where it reads only the shape of an input, as frozen layers do."""
@@ -152,7 +160,7 @@ class _Rewriting:
     def _at(self, source: Node, user: Node) -> Node:
         """Return a node with the value of ``source`` that backward can read, computed before its first reader."""
         is_available = source not in self._is_forward or not is_computed(source) or is_symbol(source)
-        if is_available or source in self._cut.saved or not self._cut.is_cheap(source):
+        if is_available or source in self._cut.saved or not self._cut.is_repeatable(source):
             return source
         if source not in self._clones:
             args, kwargs = (map_arg(each, partial(self._at, user=user)) for each in (source.args, source.kwargs))
