@@ -12,6 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from zoo.remat.step_log import note_created
+
 
 def signs_of(rectified: Tensor) -> Tensor:
     """Return which elements of the output of a ReLU are not 0, as bits."""
@@ -32,13 +34,13 @@ def bits_of(mask: Tensor) -> Tensor:
     """
     if mask.device.type == "cpu":
         array = mask.to(torch.bool, copy=True).numpy()  # a copy: the array owns its memory from now on
-        return torch.from_numpy(np.packbits(array.reshape(-1))).clone()  # in memory of torch
+        return note_created(torch.from_numpy(np.packbits(array.reshape(-1))).clone())  # in memory of torch
     eighths = torch.zeros(8, -(-mask.numel() // 8), dtype=torch.uint8, device=mask.device)
     eighths.view(-1)[: mask.numel()] = mask.reshape(-1)
     bits = eighths[0].clone()
     for k in range(1, 8):
         bits |= eighths[k] << k
-    return bits
+    return note_created(bits)
 
 
 def mask_of(bits: Tensor, shape: Sequence[int], dtype: torch.dtype) -> Tensor:

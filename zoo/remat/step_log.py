@@ -25,7 +25,7 @@ from zoo.torch_internals.data import (
     storage_id,
     tensors_of,
 )
-from zoo.torch_internals.dispatch import TorchDispatchMode, is_profiling
+from zoo.torch_internals.dispatch import TorchDispatchMode, dispatch_modes, is_profiling
 
 MARK = "zoo mark: "
 GRADIENT = "zoo: gradient of bytes "
@@ -59,11 +59,14 @@ class StorageLog(TorchDispatchMode):
             self._know(each.untyped_storage())
         result = call_in_mode(func, *args, **kwargs or {})
         for each in tensors_of(result):
-            storage = each.untyped_storage()
-            if storage_id(storage) not in self._known:
-                self._know(storage)
-                self.changes.append(Change(storage_id(storage), storage.nbytes()))
+            self.note_created(each.untyped_storage())
         return result
+
+    def note_created(self, storage: torch.UntypedStorage) -> None:
+        """Log that a storage was created, unless it is known."""
+        if storage_id(storage) not in self._known:
+            self._know(storage)
+            self.changes.append(Change(storage_id(storage), storage.nbytes()))
 
     def mark(self, name: str) -> None:
         """Mark the present moment."""
@@ -85,6 +88,14 @@ class StorageLog(TorchDispatchMode):
     def _forget(self, address: int) -> None:
         del self._known[address]
         self.changes.append(Change(address, 0))
+
+
+def note_created(tensor: Tensor) -> Tensor:
+    """Return a tensor that was created while dispatch modes were disabled, and tell the active logs about it."""
+    for mode in dispatch_modes():
+        if isinstance(mode, StorageLog):
+            mode.note_created(tensor.untyped_storage())
+    return tensor
 
 
 def totals_of(changes: Sequence[Change], left_out: Collection[int] = ()) -> Iterator[int]:

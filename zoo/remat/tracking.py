@@ -18,6 +18,7 @@ from torch.nn.parameter import is_lazy
 from zoo.remat.follow import Follower
 from zoo.remat.recipes import Recipe, Store, TrackedTensor
 from zoo.remat.record import GraphRecorder
+from zoo.remat.step_log import note_created
 from zoo.torch_internals.data import geometry_of, is_wrapper, memory_id
 from zoo.torch_internals.dispatch import DisableTorchDispatch, kernel_flags
 
@@ -294,4 +295,4 @@ def copy_of(tensor: Tensor) -> Tensor:
             if stride == 0 and size > 1:
                 once = once.narrow(dim, 0, 1)
         copy = torch.empty_strided(once.shape, once.stride(), dtype=tensor.dtype, device=tensor.device)
-        return copy.copy_(once).expand(tensor.shape)
+        return note_created(copy.copy_(once).expand(tensor.shape))
