@@ -57,7 +57,7 @@ def held(name: str, norm: str | None, memory: str, **options: Any) -> int:
     with torch.device("meta"):
         model = zoo.get(name, norm=norm, memory=memory, **NETWORKS.get(name, {}), **options)
         images = torch.empty(4, 3, size, size)
-    return held_bytes(lambda: model(images).sum())
+    return held_bytes(lambda: model(images).sum(), warmup=int(memory == "lean"))
 
 
 def count_family(row: str) -> dict[str, float]:

@@ -99,7 +99,7 @@ def bytes_of(name, norm, memory) -> int:
     with torch.device("meta"):
         network = zoo.get(name, norm=norm, memory=memory)
         x = torch.empty(2, 3, 64, 64)
-    return held_bytes(lambda: network(x).sum())
+    return held_bytes(lambda: network(x).sum(), warmup=1)
 
 
 @pytest.mark.slow

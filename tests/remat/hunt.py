@@ -765,7 +765,7 @@ class Program:
     - `forwards`: passes before the first backward.
     - `is_module`: whether the network itself is made lean, instead of running inside of a `Rematerializer`.
     - `is_inside`: whether backward runs in a `Rematerializer` too.
-    - `smallest_bytes`, `depth`: of the recording.
+    - `smallest_bytes`: of the recording.
     - `budget`: within which the steps are trained; None without one.
     - `turn`: index of the training step in which the program is another; 0 for none.
     - `other`: the steps of its forward pass then; none for the same steps.
@@ -786,7 +786,6 @@ class Program:
     is_module: bool = False
     is_inside: bool = False
     smallest_bytes: int = 0
-    depth: int = 4
     budget: float | None = None
     turn: int = 0
     other: tuple[Step, ...] = ()
@@ -1038,9 +1037,7 @@ class Runner:
             return nullcontext()
         program = self.program
         parameters = net.parameters() if program.knows_parameters else ()
-        return Rematerializer(
-            self.budget, depth=program.depth, smallest_bytes=program.smallest_bytes, parameters=parameters
-        )
+        return Rematerializer(self.budget, smallest_bytes=program.smallest_bytes, parameters=parameters)
 
     def _pass(self, net: Network, given: dict[str, Tensor]) -> dict[str, Tensor]:
         net.body = lambda tensors: self.forward(net, tensors)
@@ -1279,7 +1276,6 @@ class Writer(Runner):
             (), "", "", backward=backward, is_early=r.random() < 0.6, forwards=2 if r.random() < 0.12 else 1,
             is_module=is_module, is_inside=not is_module and r.random() < 0.08,
             smallest_bytes=r.choices([0, 100, 300, 600, 2**16], [8, 3, 3, 1, 1])[0],
-            depth=4 if is_module else r.choice([0, 1, 4, 4, 100]),
             budget=r.choices([None, 0.6, 0.3, 0.05], [6, 2, 2, 1])[0],
             turn=r.choice([0, 0, 0, 1, 2, 3]), turns=r.choice(["", "", "", "frozen", "narrow", "fails", "budget"]),
             knows_parameters=r.random() < 0.5, seed=r.randrange(1000),

@@ -44,6 +44,13 @@ FOUND: dict[str, Program] = {
     """, between="""
         a = mul_(a)
     """, returns="da", loss="d", smallest_bytes=100),
+    "A small saved tensor becomes the input of a recipe that nothing needs, which starts from a copy.": program("""
+        k = shift(e)
+        c = addcmul(k, y)
+        a = conv1(k)
+        k = matmul(x, c)
+        lah = unbind1(a)
+    """, returns="h", smallest_bytes=100),
     "The backward of a function overwrites a recomputed value, which a convolution reads afterwards.": program("""
         c = conv(x)
         c = silu(c)

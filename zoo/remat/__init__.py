@@ -2,7 +2,7 @@
 
 During forward, a dispatch mode records how the outputs of cheap deterministic operations were computed. Where autograd
 would save such an output for backward, its recipe (operation and inputs) is saved instead, if the inputs stay alive
-anyway or are smaller. Backward recomputes it with the same kernels, so that gradients are bit-identical.
+anyway or are not larger. Backward recomputes it with the same kernels, so that gradients are bit-identical.
 
 - ``lean``: `zoo.lean`, which runs the calls of a module in a rematerializer.
 - ``rematerializer``: the dispatch mode, with the hooks through which autograd saves recipes. ``tracking`` knows the
@@ -11,9 +11,9 @@ anyway or are smaller. Backward recomputes it with the same kernels, so that gra
 - ``recipes``: tracked tensors, recipes, and their evaluation in backward.
 - ``rules``: which operations may be recomputed. ``exact_norms`` recomputes norms exactly, ``bits`` stores masks, and
   ``cost`` tells which operations take long.
-- ``budget``: a limit on memory, up to which convolutions and matrix products are recomputed, too. ``limit`` meets it:
-  ``record`` records the first forward pass as a graph, ``plan`` finds what to save, recompute and free, and ``follow``
-  does that in later passes. ``step_log`` measures a step.
+- ``limit``: plans the passes. ``record`` records the first forward pass of a kind as a graph, ``plan`` finds what to
+  save, recompute and free, and ``follow`` does that in later passes. ``budget`` is a limit on memory, up to which
+  convolutions and matrix products are recomputed, too. ``step_log`` measures a step.
 - ``inductor/``: the same choice for `torch.compile`. ``cut`` chooses what a forward graph saves, ``partition`` rewrites
   backward, and ``nodes`` describes the graph.
 

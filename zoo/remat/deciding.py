@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 import weakref
-from collections.abc import Callable, Container, Iterable, Iterator
+from collections.abc import Callable, Container, Iterable
 from typing import Any, NamedTuple
 
 from torch import Tensor
@@ -15,8 +15,8 @@ from torch import Tensor
 from zoo.remat.cost import PRODUCTS
 from zoo.remat.follow import Follower
 from zoo.remat.operations import Operation
-from zoo.remat.recipes import Recipe, SavedHandle, SavedTensor, TrackedTensor, detached
-from zoo.remat.rules import CONCATENATE, rule_of
+from zoo.remat.recipes import SavedHandle, SavedTensor, TrackedTensor, detached
+from zoo.remat.rules import rule_of
 from zoo.remat.tracking import KeptMemory, Tracker, copy_of, is_parameter, is_trackable
 from zoo.torch_internals.data import memory_id, storage_id
 
@@ -26,11 +26,10 @@ NOT_RECOMPUTABLE = "not an operation that can be recomputed"  # a reason to save
 WITH_BUDGET = "recomputed only if the budget allows it"  # another
 SMALL = "small"  # another
 WITHIN_BUDGET = "the budget has room for it"  # another
-NOT_SMALLER = "the inputs of its recipe are not smaller"  # another
+LARGER = "the inputs of its recipe are larger"  # another
+TOO_LONG = "the tensors recomputed with it are larger than all saved ones"  # another
 FREED = "an input of its recipe was freed"  # another
-TOO_LONG = "its recipe would be too long"  # another
 SHARED = "shares memory that is saved anyway"  # another
-MAX_THROUGH = 16  # unsaved intermediates of a recipe: bounds the search, and the work of backward
 
 
 class Inputs(NamedTuple):
@@ -40,29 +39,11 @@ class Inputs(NamedTuple):
     - `through`: intermediates that it recomputes.
     - `starts`: its inputs, which are saved with it.
     - `recomputed`: its inputs whose own recipes are saved.
-    - `depth`: length of the longest chain of recomputed saved tensors that it depends on.
     """
 
     through: list[TrackedTensor]
     starts: list[tuple[TrackedTensor, Tensor]]
     recomputed: list[TrackedTensor]
-    depth: int
-
-
-class Tie(NamedTuple):
-    """A tensor that is saved because the inputs of its recipe are not smaller.
-
-    Args:
-    - `value`: a weak reference to the tensor, which no longer refers to its recipe.
-    - `recipe`: that recipe.
-    - `version`: the version that the tensor had.
-    - `position`: index of the decision in the log, if there is one.
-    """
-
-    value: weakref.ref[TrackedTensor]
-    recipe: Recipe
-    version: int
-    position: int
 
 
 class Decision(NamedTuple):
@@ -159,16 +140,11 @@ class Decider:
     """Decides which tensors are saved, to minimize the bytes held until backward.
 
     Args:
-    - `depth`: largest number of recomputed saved tensors in a chain.
     - `log`: receives the decisions; None to record none.
     """
 
-    def __init__(self, tracker: Tracker, kept: KeptMemory, depth: int, log: DecisionLog | None) -> None:
-        self._tracker, self._kept, self._depth, self._log = tracker, kept, depth, log
-        # address of the storage of a saved tensor -> its recipe, which is decided again if an input is saved anyway
-        self._ties: dict[int, Tie] = {}
-        # address of the storage of such an input -> addresses of the saved tensors
-        self._awaiting: dict[int, list[int]] = {}
+    def __init__(self, tracker: Tracker, kept: KeptMemory, log: DecisionLog | None) -> None:
+        self._tracker, self._kept, self._log = tracker, kept, log
         # address of a storage -> inputs of recipes in it, which autograd's own version check does not cover
         self._started_from: dict[int, weakref.WeakSet[TrackedTensor]] = {}
 
@@ -209,19 +185,15 @@ class Decider:
                 self.decide(tensor, RECOMPUTED)
             else:
                 self.decide(tensor, reason, is_kept=True)
-                tie = self._tie_of(value, tensor) if reason is NOT_SMALLER else None
-                saved = value.saved or value.keep(tensor)  # deciding on others may have saved it
-                if tie is not None:
-                    self._ties[memory_id(tensor)] = tie
+                saved = value.keep(tensor)
                 value.is_copied = tensor.nbytes < self._tracker.smallest_bytes and not is_parameter(tensor)
                 if value.recipes > 0:  # it was an intermediate of theirs and is an input now
                     self._start_from(value, tensor)
         # A copy of the tensor has the same contents in other memory.
-        is_final = saved is not None and saved.tensor is not None and memory_id(saved.tensor) not in self._ties
         plan = self._plan
-        if plan is not None and (not is_final or plan.watches(position)):
+        if plan is not None and (saved is None or plan.watches(position)):
             return SavedHandle(value, plan, position)
-        return saved if is_final else SavedHandle(value, observer=self._tracker.observer)
+        return saved or SavedHandle(value, observer=self._tracker.observer)
 
     @property
     def _plan(self) -> Follower | None:
@@ -237,17 +209,14 @@ class Decider:
                 reason = SMALL
             self._log.decisions.append(self._log.decision(tensor, new_bytes, is_kept, reason))
         if is_kept:
-            address = memory_id(tensor)
             self._kept.keep(tensor)
-            self._ties.pop(address, None)  # its memory is saved for another reason too
-            for tied in self._awaiting.pop(address, ()):
-                self._decide_again(tied)
 
     def reason_to_keep(self, value: TrackedTensor, tensor: Tensor, other_bytes: int | None = None) -> str | None:
         """Return why the tensor is saved; None if its recipe is saved, which keeps the inputs of the recipe alive.
 
-        Without a plan, the recipe is saved if the inputs that only this recipe keeps alive take fewer bytes than the
-        tensor. With ``other_bytes``, that holds with a plan, too: these can be saved in place of the tensor.
+        Without a plan, the recipe is saved if the inputs that only this recipe keeps alive are not larger than the
+        tensor, or than ``other_bytes`` that can be saved in its place, with a plan, too. The chain of tensors that are
+        recomputed with it must not be larger than what is saved, as it may exist at once in backward.
         """
         if value.recipe is None:
             return NOT_RECOMPUTABLE
@@ -265,12 +234,12 @@ class Decider:
             found = self._search(value, sys.maxsize, self._plan)
         else:
             found = self._search(value, own_bytes, set())
-        if isinstance(found, str) and found is not TOO_LONG and self._plan is None:
-            stops = self._cheapest_starts(value)
-            if stops:
-                found = self._search(value, own_bytes, stops)
         if isinstance(found, str):
             return found
+        chain_bytes = max((each.chain_bytes for each in found.recomputed), default=0)
+        if self._plan is None and chain_bytes > self._kept.bytes:
+            return TOO_LONG
+        value.chain_bytes = chain_bytes + own_bytes
         self._adopt(value, found)
         return None
 
@@ -281,63 +250,28 @@ class Decider:
         """
         for value in self._started_from.pop(address, ()):
             saved = value.saved
-            if saved is not None and saved.tensor is not None:
+            if saved is not None:
                 saved.tensor = copy_of(saved.tensor)
                 saved.version = value.version = saved.tensor._version
                 value.is_copied = False
                 value.clock = self._tracker.clock
 
-    def _tie_of(self, value: TrackedTensor, tensor: Tensor) -> Tie:
-        """Return what is needed to decide again once one of the inputs of a recipe is saved anyway."""
-        assert value.recipe is not None, "a tensor without a recipe is saved for another reason"
-        value.recipe.parts = ()
-        for source in _starts_of(value):
-            if (start := source.live()) is not None:
-                self._awaiting.setdefault(memory_id(start), []).append(memory_id(tensor))
-        return Tie(
-            weakref.ref(value), value.recipe, value.version, 0 if self._log is None else len(self._log.decisions) - 1
-        )
-
-    def _decide_again(self, address: int) -> None:
-        """Save the recipe of a tensor in place of the tensor, if its inputs are smaller now."""
-        tie = self._ties.pop(address, None)
-        value = None if tie is None else tie.value()
-        saved = None if value is None else value.saved
-        if tie is None or value is None or saved is None or saved.tensor is None or value.readers == 0:
-            return
-        kept, version = saved.tensor, value.version
-        saved.tensor, value.version, value.recipe = None, tie.version, tie.recipe
-        found = self._search(value, kept.untyped_storage().nbytes(), set())
-        if isinstance(found, str) or kept._version != version or value in self._started_from.get(address, ()):
-            saved.tensor, value.version = kept, version
-            value.recipe = tie.recipe if value.recipes > 0 else None
-            if found is NOT_SMALLER:
-                self._ties[address] = tie
-            return
-        self._kept.discard(address)
-        self._adopt(value, found)
-        if self._log is not None:
-            decision = self._log.decisions[tie.position]
-            self._log.decisions[tie.position] = decision._replace(is_kept=False, reason=RECOMPUTED)
-
     def _adopt(self, value: TrackedTensor, inputs: Inputs) -> None:
         """Save the recipe of a tensor, and the inputs of the recipe."""
         starts = [self._start_from(source, start) for source, start in inputs.starts]
-        value.adopt(inputs.depth, [*inputs.through, *inputs.recomputed], starts)
+        value.adopt([*inputs.through, *inputs.recomputed], starts)
 
-    def _search(self, value: TrackedTensor, own_bytes: int, stops: Container[TrackedTensor]) -> Inputs | str:
-        """Return what a recipe needs if its inputs take fewer than ``own_bytes``, and otherwise why it is not saved.
+    def _search(self, value: TrackedTensor, limit: int, stops: Container[TrackedTensor]) -> Inputs | str:
+        """Return what a recipe needs if its inputs take at most ``limit`` bytes, and otherwise why it is not saved.
 
         Intermediates in ``stops`` are inputs.
         """
         assert value.recipe is not None, "only recipes have inputs"
-        # Prefer the parts of a concatenation to the whole: they are often parts of the next one too (DenseNet).
-        limit = own_bytes if value.recipe.operation is CONCATENATE else own_bytes - 1
         through: list[TrackedTensor] = []
         starts: list[tuple[TrackedTensor, Tensor]] = []
         recomputed: list[TrackedTensor] = []
         costs: dict[int, int] = {}
-        seen, pending, depth = {value}, [value.recipe], 0
+        seen, pending = {value}, [value.recipe]
         while pending:
             for source in pending.pop().sources():
                 if source in seen:
@@ -345,11 +279,8 @@ class Decider:
                 seen.add(source)
                 kept = source.kept
                 if kept is None and source.readers > 0:  # its own recipe is saved, so that its inputs are
-                    depth = max(depth, source.depth + 1)
                     recomputed.append(source)
                 elif kept is None and source.recipe is not None and source not in stops:
-                    if len(through) == MAX_THROUGH and self._plan is None:
-                        return TOO_LONG
                     through.append(source)
                     pending.append(source.recipe)
                 else:
@@ -370,39 +301,8 @@ class Decider:
                         if storage_id(memory) not in self._kept:
                             costs[storage_id(memory)] = memory.nbytes()
         if sum(costs.values()) > limit:
-            return NOT_SMALLER
-        if depth > self._depth and self._plan is None:
-            return f"it would be the end of a chain of {depth} recipes"
-        return Inputs(through, starts, recomputed, depth)
-
-    def _cheapest_starts(self, target: TrackedTensor) -> set[TrackedTensor]:
-        """Return the intermediates of a recipe that are alive and cost less than what they would be recomputed from."""
-        costs: dict[TrackedTensor, float] = {}
-        stops: set[TrackedTensor] = set()
-        pending = [(target, False)]
-        while pending:
-            value, has_sources = pending.pop()
-            if value in costs:
-                continue
-            if value.kept is not None or (value.readers > 0 and value is not target):
-                costs[value] = 0
-            elif value.recipe is None or has_sources:
-                through = float("inf") if value.recipe is None else sum(costs[each] for each in value.recipe.sources())
-                costs[value] = min(self._cost_of(value), through)
-                if costs[value] < through and value.recipe is not None:
-                    stops.add(value)
-            else:
-                pending.append((value, True))
-                pending += [(each, False) for each in value.recipe.sources()]
-        return stops - {target}
-
-    def _cost_of(self, value: TrackedTensor) -> float:
-        """Return the bytes that saving a tensor takes; infinity if it is freed or overwritten."""
-        tensor = value.live()
-        if tensor is None or self._tracker.is_modified(tensor, value):
-            return float("inf")
-        memory = tensor.untyped_storage()
-        return 0 if storage_id(memory) in self._kept else memory.nbytes()
+            return LARGER
+        return Inputs(through, starts, recomputed)
 
     def _start_from(self, value: TrackedTensor, tensor: Tensor) -> SavedTensor:
         """Save an input of recipes, or a copy of it that no in-place write can reach, as long as the result lives."""
@@ -410,27 +310,8 @@ class Decider:
         if value.is_copied:
             tensor = copy_of(tensor)
             value.is_copied, value.clock, saved = False, self._tracker.clock, None
-        if saved is None or saved.tensor is None:
+        if saved is None:
             self.decide(tensor, INPUT, is_kept=True)
-            saved = value.saved  # deciding on others may have saved it
-            if saved is None or saved.tensor is None:
-                saved = value.keep(tensor)
+            saved = value.keep(tensor)
         self._started_from.setdefault(memory_id(tensor), weakref.WeakSet()).add(value)
         return saved
-
-
-def _starts_of(value: TrackedTensor) -> Iterator[TrackedTensor]:
-    """Yield the tensors that the recipe of ``value`` starts from and that are not saved: those without a recipe."""
-    assert value.recipe is not None, "only recipes have inputs"
-    seen, pending = {value}, [value.recipe]
-    while pending:
-        for source in pending.pop().sources():
-            if source in seen or source.kept is not None or source.readers > 0:
-                continue
-            if len(seen) > 2 * MAX_THROUGH:
-                return
-            seen.add(source)
-            if source.recipe is not None:
-                pending.append(source.recipe)
-            else:
-                yield source

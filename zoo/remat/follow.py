@@ -11,7 +11,7 @@ from collections.abc import Callable
 from torch import Tensor
 
 from zoo.remat.plan import Graph, Plan
-from zoo.remat.recipes import TrackedTensor, recomputed
+from zoo.remat.recipes import SavedTensor, TrackedTensor, recomputed
 
 
 class Follower:
@@ -76,7 +76,7 @@ class Follower:
         is_whole = self._num_noted == len(self._graph.block_of) and self._num_packed == len(self._graph.packs)
         return self.is_following and is_whole
 
-    def read(self, position: int, value: TrackedTensor) -> Tensor:
+    def read(self, position: int, value: TrackedTensor, saved: SavedTensor | None) -> Tensor:
         """Return the tensor that autograd saved at a position, and free the recomputed tensors used for the last time.
 
         Backward may read in any order and any number of times: what has been freed is recomputed.
@@ -84,7 +84,7 @@ class Follower:
         time = self._time_of(position)
         if self._on_read is not None:
             self._on_read(time, False)
-        tensor = value.available()
+        tensor = value.available() if saved is None else saved.unpack()
         if tensor is None:
             tensor = recomputed(value, lambda each: self._keeps(each, time))
         for block in self.plan.freed[time]:

@@ -259,7 +259,7 @@ class Limiter:
             if isinstance(observer, GraphRecorder) and (observer.graph.packs or not self._has_limit):
                 kind.planner = Planner(observer.graph)
             if is_as_recorded:
-                kind.num_followed += 1
+                kind.num_followed += isinstance(observer, Follower)
             else:
                 kind.forget()
 

@@ -5,9 +5,7 @@ Tested by tests/remat/test_rules.py.
 
 from __future__ import annotations
 
-import threading
 import weakref
-from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from itertools import count
 from typing import Any, Protocol
@@ -22,8 +20,6 @@ from zoo.torch_internals.compiler import never_compile
 from zoo.torch_internals.data import detach, is_alias_of
 from zoo.torch_internals.dispatch import call_with_flags, skip_autograd_and_autocast
 
-MAX_STORED = 3  # capacity of the store, in units of the largest tensor stored so far
-
 
 class RecipeError(ZooError, RuntimeError):
     """An input of a recipe was overwritten or freed between forward and backward."""
@@ -35,12 +31,11 @@ class SavedTensor:
     def __init__(self, tensor: Tensor) -> None:
         # Detached, because the graph may hold this object, which would be a reference cycle. Always a new tensor
         # object, which lives only as long as this object.
-        self.tensor: Tensor | None = detach(tensor)
+        self.tensor = detach(tensor)
         self.version = tensor._version
 
     def unpack(self) -> Tensor:
         """Return the tensor. Raises RecipeError if it was overwritten."""
-        assert self.tensor is not None, "autograd holds saved tensors only"
         return unmodified(self.tensor, self.version)
 
 
@@ -55,15 +50,15 @@ class TrackedTensor:
     - `index`: its position among the outputs of the recipe.
     - `tensor`: the tensor that has these contents; only weak references to it and to its storage (``memory``) are held.
     - `version`: that tensor's version counter.
-    - `store`: caches it in backward, between its first and its last use, and knows the settings of its operation.
+    - `store`: has it in backward, between its first and its last use, and knows the settings of its operation.
     - `clock`: the rematerializer's count of in-place writes at the time.
 
     If ``is_copied`` is True, recipes use a copy as their input.
     """
 
     __slots__ = (
-        "__weakref__", "_saved", "clock", "depth", "dtype", "index", "is_copied", "live", "memory", "number", "order",
-        "readers", "recipe", "recipes", "starts", "store", "stride", "through", "version", "waiting",
+        "__weakref__", "_saved", "chain_bytes", "clock", "dtype", "index", "is_copied", "live", "memory", "number", "order",
+        "readers", "recipe", "recipes", "starts", "store", "stride", "through", "version", "waiting", "waiting_recipes",
     )  # fmt: skip
 
     def __init__(
@@ -79,10 +74,11 @@ class TrackedTensor:
         self.number = -1  # of the tensor in a recorded forward pass
         self.readers = 0  # number of handles that autograd holds
         self.waiting = 0  # number of handles that this backward pass has not unpacked yet
-        self.depth = 0  # length of the longest chain of recomputed saved tensors that it depends on
+        self.chain_bytes = 0  # of the longest chain of recomputed saved tensors that ends with it
         self.through: Sequence[TrackedTensor] = ()  # intermediates that its recipe recomputes
         self.starts: Sequence[SavedTensor] = ()  # what its recipe starts from, held here
         self.recipes = 0  # number of recipes that have it as an intermediate
+        self.waiting_recipes = 0  # number of them whose output this backward pass has not unpacked for the last time
 
     @property
     def saved(self) -> SavedTensor | None:
@@ -103,22 +99,35 @@ class TrackedTensor:
             self.recipe = None
         return saved
 
-    def adopt(self, depth: int, through: Sequence[TrackedTensor], starts: Sequence[SavedTensor]) -> None:
+    def adopt(self, through: Sequence[TrackedTensor], starts: Sequence[SavedTensor]) -> None:
         """Save the recipe instead of the tensor; it recomputes the intermediates ``through`` from ``starts``."""
-        self.depth, self.through, self.starts = depth, through, starts
+        self.through, self.starts = through, starts
         for value in (self, *through):
             assert value.recipe is not None, "an intermediate of a recipe has a recipe"
             value.recipe.parts = ()
         for value in through:
             value.recipes += 1
+            value.waiting_recipes += 1
+
+    def finish(self) -> None:
+        """Free the tensor and the intermediates of its recipe that this backward pass needs no more."""
+        self.store.drop(self)
+        self.waiting = self.readers  # with retain_graph=True, the next backward pass starts over
+        for value in self.through:
+            value.waiting_recipes -= 1
+            if value.waiting_recipes <= 0:
+                value.waiting_recipes = value.recipes
+                if value.readers == 0:
+                    value.store.drop(value)
 
     def release(self) -> None:
-        """Release the recipe and evict the tensor if neither autograd nor another recipe needs them."""
+        """Release the recipe and the tensor if neither autograd nor another recipe needs them."""
         unused = [self]
         for value in unused:
             if value.readers == 0 and value.recipes == 0:
                 for each in value.through:
                     each.recipes -= 1
+                    each.waiting_recipes = min(each.waiting_recipes, each.recipes)
                 unused += value.through
                 value.through = value.starts = ()
                 value.store.drop(value)
@@ -179,48 +188,30 @@ class Recipe:
 
 
 class Store:
-    """A least-recently-used cache of recomputed tensors that backward needs again.
+    """The recomputed tensors that backward needs again.
 
-    Its capacity is `MAX_STORED` times the size of the largest tensor stored. An evicted tensor is recomputed when it is
-    needed. A tensor that was modified in place, as the backward of a custom function may do, counts as evicted.
+    A tensor that was modified in place, as the backward of a custom function may do, is recomputed.
 
     Args:
     - `flags`: the settings of forward that the bits of operations depend on (`kernel_flags`).
-    - `has_capacity`: False if a plan says when tensors are evicted.
     """
 
-    def __init__(self, flags: tuple[Any, ...], has_capacity: bool) -> None:
-        self.flags, self._has_capacity = flags, has_capacity
-        self._tensors: OrderedDict[TrackedTensor, tuple[Tensor, int]] = OrderedDict()  # with its version
-        self._largest = self._total = 0
-        self._lock = threading.RLock()  # autograd has one thread per device
+    def __init__(self, flags: tuple[Any, ...]) -> None:
+        self.flags = flags
+        self._tensors: dict[TrackedTensor, tuple[Tensor, int]] = {}  # with its version
 
     def get(self, value: TrackedTensor) -> Tensor | None:
-        """Return a tensor and mark it most recently used; None if it is not stored."""
-        with self._lock:
-            tensor, version = self._tensors.get(value, (None, 0))
-            if tensor is None or tensor._version != version:
-                self.drop(value)
-                return None
-            self._tensors.move_to_end(value)
-            return tensor
+        """Return a tensor; None if it is not stored."""
+        tensor, version = self._tensors.get(value, (None, 0))
+        return None if tensor is None or tensor._version != version else tensor
 
     def put(self, value: TrackedTensor, tensor: Tensor) -> None:
-        """Store a tensor, and evict the least recently used ones beyond the capacity."""
-        with self._lock:
-            self.drop(value)
-            self._tensors[value] = tensor, tensor._version
-            self._total += tensor.nbytes
-            self._largest = max(self._largest, tensor.nbytes)
-            while self._has_capacity and self._total > MAX_STORED * self._largest:
-                self.drop(next(iter(self._tensors)))
+        """Store a tensor."""
+        self._tensors[value] = tensor, tensor._version
 
     def drop(self, value: TrackedTensor) -> None:
-        """Evict a tensor if it is stored."""
-        with self._lock:
-            tensor, _ = self._tensors.pop(value, (None, 0))
-            if tensor is not None:
-                self._total -= tensor.nbytes
+        """Free a tensor if it is stored."""
+        self._tensors.pop(value, None)
 
 
 class SavedHandle:
@@ -254,7 +245,9 @@ class SavedHandle:
                 return self.unpack()
         value = self.value
         if self._schedule is not None:
-            return self._schedule.read(self._position, value)
+            return self._schedule.read(self._position, value, self._saved)
+        if self._saved is not None:
+            return self._saved.unpack()
         tensor = value.available()
         if tensor is None:
             tensor = recomputed(value, lambda each: each.is_worth_storing and each is not value)
@@ -264,9 +257,8 @@ class SavedHandle:
         if value.waiting > 0:
             if value.store.get(value) is None:
                 value.store.put(value, tensor)
-        else:  # with retain_graph=True, the next backward pass starts over
-            value.store.drop(value)
-            value.waiting = value.readers
+        else:
+            value.finish()
         return tensor
 
 
@@ -296,7 +288,7 @@ def unmodified(tensor: Tensor, version: int) -> Tensor:
 class Schedule(Protocol):
     """When backward recomputes tensors, and when it frees them."""
 
-    def read(self, position: int, value: TrackedTensor) -> Tensor:
+    def read(self, position: int, value: TrackedTensor, saved: SavedTensor | None) -> Tensor:
         """Return the tensor that autograd saved at a position of the pass."""
 
 

@@ -5,6 +5,7 @@ Tested by tests/remat/test_rematerializer.py.
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -23,7 +24,7 @@ from zoo.remat.operations import Operation, aten
 from zoo.remat.recipes import Recipe, SavedHandle, unpack
 from zoo.remat.record import GraphRecorder
 from zoo.remat.recording import Recorder, traits_of
-from zoo.remat.rules import MAX_DEPTH, RELU, unread_input
+from zoo.remat.rules import RELU, unread_input
 from zoo.remat.tracking import KeptMemory, Observer, Tracker, is_parameter, is_trackable
 from zoo.torch_internals.compiler import never_compile
 from zoo.torch_internals.data import unpacked
@@ -48,7 +49,7 @@ class ForwardPass:
     """The recorded state of a forward pass until its end.
 
     Args:
-    - `parameters`, `smallest_bytes`, `depth`, `existing`: see `Rematerializer`.
+    - `parameters`, `smallest_bytes`, `existing`: see `Rematerializer`.
     - `place`: returns the name of the running module, for decisions; None to record no decisions.
     """
 
@@ -56,7 +57,6 @@ class ForwardPass:
         self,
         parameters: Callable[[], Sequence[Tensor]],
         smallest_bytes: int | None,
-        depth: int,
         place: Callable[[], str] | None,
         existing: Sequence[Tensor],
     ) -> None:
@@ -66,7 +66,7 @@ class ForwardPass:
         if place is not None:
             self.decisions = DecisionLog(place, self.kept, existing)
             self.kept.add_all_permanent()
-        self.decider = Decider(self.tracker, self.kept, depth, self.decisions)
+        self.decider = Decider(self.tracker, self.kept, self.decisions)
         self.recorder = Recorder(self.tracker, self.decider)
         self.frozen = FrozenLayers(self.tracker, self.decider, self.decisions)
 
@@ -96,8 +96,6 @@ class Rematerializer(EagerDispatchMode):
 
     Args:
     - `budget`: as for `zoo.lean`. The first forward pass of a signature is recorded; later ones follow a plan.
-    - `depth`: largest number of recomputed saved tensors in a chain. A larger depth saves fewer bytes and has a higher
-      peak in backward.
     - `smallest_bytes`: tensors of fewer bytes are saved. None: 4 KiB.
     - `parameters`: parameters and buffers. They stay alive anyway, so recipes may start from them for free. An iterator
       is consumed only if necessary; recipes may always start from an `nn.Parameter`.
@@ -113,7 +111,6 @@ class Rematerializer(EagerDispatchMode):
         self,
         budget: Budget | float | int | str | None = None,
         *,
-        depth: int = MAX_DEPTH,
         smallest_bytes: int | None = None,
         parameters: Iterable[Tensor] = (),
         log: list[Decision] | None = None,
@@ -123,7 +120,7 @@ class Rematerializer(EagerDispatchMode):
         super().__init__()
         self._budget = Budget.parse(budget)
         self._budget.limiter = self._limiter = self._budget.limiter or Limiter(self._budget)
-        self._depth, self._smallest_bytes = depth, smallest_bytes
+        self._smallest_bytes = smallest_bytes
         self._parameters = cache(lambda: [each for each in parameters if is_trackable(each)])
         self._log, self._existing, self._signature = log, existing, signature
         self.place = ""
@@ -142,7 +139,7 @@ class Rematerializer(EagerDispatchMode):
     def _begin(self) -> None:
         """Create the recorded state."""
         place = None if self._log is None else lambda: self.place
-        self._pass = ForwardPass(self._parameters, self._smallest_bytes, self._depth, place, self._existing)
+        self._pass = ForwardPass(self._parameters, self._smallest_bytes, place, self._existing)
         self._pass.tracker.observer = self._observer()
         self._hooks: Any = torch.autograd.graph.saved_tensors_hooks(self._pack, _unpack)
 
@@ -231,6 +228,7 @@ class _OfBackward(Rematerializer):
         if getattr(cls._of_thread, "task", None) != task:
             found = cls()
             found._begin()
+            found._pass.kept.bytes = sys.maxsize  # what the first graph saves is not counted
             cls._of_thread.task, cls._of_thread.rematerializer = task, found
             call_after_backward(found._end)
         rematerializer: _OfBackward = cls._of_thread.rematerializer

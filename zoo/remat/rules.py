@@ -19,9 +19,6 @@ from zoo.torch_internals.dispatch import (
     schema_of,
 )
 
-MAX_DEPTH = 4  # recomputed saved tensors in a chain: bounds the work and the peak memory of one recomputation
-# Smaller tensors are saved, as recomputing them costs more time than the memory is worth.
-MIN_BYTES = 2**14
 # Beside these, the pointwise operations that torch tags as such.
 OTHERS = (
     "roll", "flip", "pixel_shuffle", "pixel_unshuffle", "channel_shuffle", "avg_pool2d", "avg_pool3d",
@@ -108,7 +105,6 @@ def _signature(operation: Operation) -> list[tuple[str, str]]:
 #: Rules by the operations as a `TorchDispatchMode` sees them; `rule_of` adds rules of pointwise operations.
 RULES = _rules() | {aten.max_pool2d_with_indices.default: Rule(max_pool_with_indices, is_view=False, overwrites=False)}
 ENLARGES = {operation for name in ENLARGING for operation in overloads(name)}
-CONCATENATE = aten.cat.default
 (UNSAFE_VIEW,) = (each for each in overloads("_unsafe_view") if not schema_of(each).is_mutable)
 ADD, RELU, HARDSWISH = aten.add.Tensor, aten.relu.default, aten.hardswish.default
 #: Operations that save their input although backward reads only its shape and strides.

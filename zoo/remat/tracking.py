@@ -32,6 +32,8 @@ COPIED_BYTES = 2**16  # inputs of recipes that need no gradient are copied up to
 class KeptMemory(set[int]):
     """The addresses of storages that stay alive until backward.
 
+    ``bytes`` is the size of all that were saved.
+
     Args:
     - `parameters`: walks over the network and returns its parameters and buffers.
     """
@@ -39,6 +41,7 @@ class KeptMemory(set[int]):
     def __init__(self, parameters: Callable[[], Sequence[Tensor]]) -> None:
         super().__init__()
         self._parameters = parameters
+        self.bytes = 0
         # address -> storage of parameters and buffers, as far as they were needed
         self._permanent: dict[int, torch.UntypedStorage] = {}
         self._has_all_permanent = False
@@ -49,6 +52,7 @@ class KeptMemory(set[int]):
         address = memory_id(tensor)
         if address not in self:
             self._alive[address] = weakref.ref(tensor.untyped_storage(), lambda _: self._forget(address))
+            self.bytes += tensor.untyped_storage().nbytes()
             self.add(address)
 
     def close(self) -> None:
@@ -129,7 +133,7 @@ class Tracker:
         """Return the store of tensors that are computed with the current settings."""
         flags = kernel_flags()
         if flags not in self._stores:
-            self._stores[flags] = Store(flags, has_capacity=not isinstance(self.observer, Follower))
+            self._stores[flags] = Store(flags)
         return self._stores[flags]
 
     def _know(self, tensor: Tensor, version: int, value: TrackedTensor) -> None:
