@@ -706,3 +706,28 @@ def test_backward_recomputes_with_kernels_of_each_part_of_forward() -> None:
             return F.gelu(h.sin()) * h
 
     assert_lean_is_plain(Network(middle), images(SIZE_PX))
+
+
+#: Uses of an inference tensor with other data, which has no version counter and can be neither viewed nor written.
+OF_OTHER_DATA: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "read": lambda h, x: h + x,
+    "recomputed from": lambda h, x: (h + x.sin().exp()).sigmoid() * x.clone(),
+    "concatenated": lambda h, x: torch.cat((h, x), 1).sin()[:, 4:12],
+    "written into": lambda h, x: h.clone().add_(x).mul_(x.sign()).sigmoid(),
+}
+
+
+@pytest.mark.filterwarnings("ignore::zoo.remat.limit.BelowFloor")
+@pytest.mark.parametrize("budget", [None, 0.3])
+@pytest.mark.parametrize("name", OF_OTHER_DATA)
+def test_inference_tensor_with_other_data_is_read(name: str, budget: float | None) -> None:
+    def middle(h: Tensor) -> Tensor:
+        with torch.inference_mode():
+            x = torch.ones(h.shape)
+        x.data = h.detach() * 0.5
+        return OF_OTHER_DATA[name](h, x)
+
+    plain = Network(middle)
+    model = lean(copy.deepcopy(plain), budget)
+    for _ in range(3):
+        assert_same_step(model, plain, images(SIZE_PX))

@@ -276,14 +276,22 @@ def is_computed(tensor: Tensor, value: TrackedTensor) -> bool:
 def is_trackable(tensor: Tensor) -> bool:
     """Return whether a tensor is strided, owns its memory and has a version counter.
 
-    Excludes sparse, nested and lazy tensors, wrapper subclasses, and tensors of `torch.inference_mode`.
+    Excludes sparse, nested and lazy tensors, wrapper subclasses, and tensors of `torch.inference_mode`, also with data
+    of other tensors.
     """
     return (
         (type(tensor) is Tensor or type(tensor) is Parameter or not (is_lazy(tensor) or is_wrapper(tensor)))
         and tensor.layout is torch.strided
         and not tensor.is_nested
-        and not tensor.is_inference()
+        and _has_version(tensor)
     )
+
+
+def _has_version(tensor: Tensor) -> bool:
+    try:
+        return tensor._version >= 0
+    except RuntimeError:
+        return False
 
 
 def is_parameter(tensor: Tensor) -> bool:
