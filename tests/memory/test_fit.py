@@ -27,8 +27,8 @@ def report_of(batch: int, **options: Any) -> zoo.MemoryReport:
 
 
 def test_fit_is_printed_with_its_margin() -> None:
-    assert str(Fit(14.2e9, 24 * 10**9)) == "fits: 14.20 GB of 24.00 GB, 9.80 GB left"
-    assert str(Fit(30.1e9, 24 * 10**9)) == "does not fit: 30.10 GB of 24.00 GB, 6.10 GB too much"
+    assert str(Fit(14.2e9, 24 * 10**9)) == "fits: 14.2 GB of 24 GB, 9.8 GB left"
+    assert str(Fit(30.1e9, 24 * 10**9)) == "does not fit: 30.1 GB of 24 GB, 6.1 GB too much"
     assert str(Fit(float("inf"), 24 * 10**9)) == "does not fit: out of memory"
     assert [bool(Fit(peak, 24)) for peak in (23, 24, 25, float("inf"))] == [True, True, False, False]
 

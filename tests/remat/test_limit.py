@@ -311,7 +311,7 @@ def test_replaced_limit_is_met() -> None:
 
 def test_unreachable_limit_raises_with_least() -> None:
     x = tokens()
-    match = r"budget of zoo\.lean: a training step takes at least \d+\.\d\d MB, more than the limit of 1\.00 MB"
+    match = r"budget of zoo\.lean: a training step takes at least \d\.\d+ MB, more than the limit of 1 MB"
     model = lean(products(), "1MB")
     with pytest.raises(ConfigError, match=match) as error:
         train(model, [x] * 3)
@@ -323,7 +323,7 @@ def test_unreachable_limit_raises_with_least() -> None:
 
 def test_limit_that_state_of_optimizer_exceeds_raises() -> None:
     x = tokens(16)
-    with pytest.raises(ConfigError, match=r"more than the limit of 1\.30 MB"):
+    with pytest.raises(ConfigError, match=r"more than the limit of 1\.3 MB"):
         train(lean(products(), "1.3MB"), [x] * 4, optimizer=adam)
     train(lean(products(), "1.3MB"), [x] * 4, optimizer=lambda model: SGD(model.parameters(), lr=0.01))
 

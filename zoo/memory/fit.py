@@ -22,9 +22,10 @@ from torch.overrides import TorchFunctionMode
 from zoo.errors import ConfigError, join_names
 from zoo.memory.trial import own_of, peak_of_step, within_budget
 from zoo.ops.meta_attention import meta_attention
-from zoo.remat.budget import Budget, bytes_text, parse_limit
+from zoo.remat.budget import Budget, parse_limit
 from zoo.remat.lean import make_plain
 from zoo.remat.limit import MARGIN, existing_bytes, optimizer_states
+from zoo.tables import bytes_text
 from zoo.torch_internals.data import tensors_of, tree_map
 
 PLACE = "MemoryReport.largest_batch"
@@ -48,7 +49,7 @@ class Fit:
         return self.peak <= self.limit
 
     def __repr__(self) -> str:
-        """Return the answer, such as "fits: 14.20 GB of 24.00 GB, 9.80 GB left"."""
+        """Return the answer, such as "fits: 14.2 GB of 24 GB, 9.8 GB left"."""
         if self.peak == math.inf:
             return "does not fit: out of memory"
         taken, margin = f"{bytes_text(self.peak)} of {bytes_text(self.limit)}", bytes_text(abs(self.limit - self.peak))

@@ -84,8 +84,3 @@ def parse_limit(value: Any, place: str) -> int:
             return limit
     remedy = f'write it as "24GB" or "22 GiB", or as an int of at least {LEAST_BYTES} bytes'
     raise ConfigError(f"{value!r} is not an amount of memory", place, remedy)
-
-
-def bytes_text(count: float) -> str:
-    """Return a number of bytes as in "8.59 GB" or "312.40 MB"."""
-    return f"{count / 1e9:.2f} GB" if count >= 1e9 else f"{count / 1e6:.2f} MB"

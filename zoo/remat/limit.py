@@ -23,11 +23,12 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from zoo.errors import ConfigError
-from zoo.remat.budget import Budget, bytes_text
+from zoo.remat.budget import Budget
 from zoo.remat.follow import Follower
 from zoo.remat.plan import Plan, Planner
 from zoo.remat.record import GraphRecorder
 from zoo.remat.step_log import StepLog, log_of, other_logs
+from zoo.tables import bytes_text
 from zoo.torch_internals.data import storage_id, tensors_of
 from zoo.torch_internals.dispatch import call_after_backward, is_profiling
 
