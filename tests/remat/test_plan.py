@@ -25,6 +25,7 @@ from tests.remat.programs import (
     are_equal,
     build,
     images,
+    network,
     state_of,
     train_steps,
 )
@@ -333,6 +334,22 @@ def test_smaller_fraction_holds_less_and_takes_longer(name: str) -> None:
         assert plan.live <= max(limiter._share * planner.plain_bytes, planner.front[-1].live)
         assert before is None or (plan.live <= before.live and plan.cost >= before.cost)
         before = plan
+
+
+def test_equal_networks_are_planned_once() -> None:
+    first, second, other = (
+        planner_of(zoo.lean(build("encoder")[0], 0.4), torch.randn(rows, 80, 64)) for rows in (4, 4, 8)
+    )
+    assert first is second
+    assert first is not other
+
+
+@pytest.mark.filterwarnings("ignore::zoo.remat.limit.BelowFloor")
+def test_plans_of_equal_networks_keep_their_bits() -> None:
+    for seed in range(2):
+        torch.manual_seed(seed)
+        plain, x = network(), images(48)
+        assert_same_training(plain, 0.3, lambda model, _, x=x: model(x))
 
 
 def clear(model: nn.Module) -> None:

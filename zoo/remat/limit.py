@@ -25,7 +25,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from zoo.errors import ConfigError
 from zoo.remat.budget import Budget
 from zoo.remat.follow import Follower
-from zoo.remat.plan import Plan, Planner
+from zoo.remat.plan import Plan, Planner, planner_of
 from zoo.remat.record import GraphRecorder
 from zoo.remat.step_log import StepLog, log_of, other_logs
 from zoo.tables import bytes_text
@@ -258,7 +258,7 @@ class Limiter:
             if kind is None or not is_whole:
                 return
             if isinstance(observer, GraphRecorder) and (observer.graph.packs or not self._has_limit):
-                kind.planner = Planner(observer.graph)
+                kind.planner = planner_of(observer.graph)
             if is_as_recorded:
                 kind.num_followed += isinstance(observer, Follower)
             else:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -17,8 +18,9 @@ from typing import Any, NamedTuple
 
 # Bytes saved for a unit of time, relative to the bytes of plain training and the time of the forward pass.
 RATES = tuple(2.0 ** (power / 2) for power in range(-12, 10))
-NUM_PARTS = 8  # The rate may change within forward, at the end of one of so many parts.
-SHARES = tuple(0.95**power for power in range(10, 70))  # of the bytes of plain training
+NUM_PARTS = 8  # of forward, at the end of one of which the rate may change
+SHARES = tuple(0.95**power for power in range(10, 70))  # limits, as fractions of plain training's bytes
+MAX_RECENT = 16  # planners that are remembered
 PATIENCE = 4  # how many more blocks to save without a lower peak before giving up
 MAX_WORK = 1.0  # of the time of a forward pass
 # Without a limit on memory: the bytes that one more operation in backward has to save, in units of the smallest
@@ -31,9 +33,9 @@ class Operation:
     """An operation that backward can repeat.
 
     Args:
-    - `sources`: indices of the blocks that it reads, without permanent ones.
+    - `sources`: indices of the blocks that it reads, in the order of its arguments, without permanent ones.
     - `cost`: its time, in bytes of memory traffic that take as long.
-    - `is_in_place`: whether it may overwrite its only source of the size of its output.
+    - `is_in_place`: whether it may overwrite its first source, if that has the size of its output.
     """
 
     sources: tuple[int, ...]
@@ -215,6 +217,19 @@ class Planner:
             found |= dict.fromkeys(mixed.saved(rate, part, higher) for part in parts if saved != fewer)
             found[fewer] = None
         return list(found)
+
+
+_recent: deque[Planner] = deque(maxlen=MAX_RECENT)
+
+
+def planner_of(graph: Graph) -> Planner:
+    """Return the planner of a recorded forward pass. Equal passes have the same one, so that they are planned once."""
+    for planner in list(_recent):
+        if planner.graph == graph:
+            return planner
+    planner = Planner(graph)
+    _recent.append(planner)
+    return planner
 
 
 END = "end"  # the node of all that backward reads
