@@ -7,10 +7,12 @@ Tested by tests/remat/test_plan.py.
 
 from __future__ import annotations
 
+import gc
 import math
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import accumulate, pairwise
@@ -21,11 +23,13 @@ RATES = tuple(2.0 ** (power / 2) for power in range(-12, 10))
 NUM_PARTS = 8  # of forward, at the end of one of which the rate may change
 SHARES = tuple(0.95**power for power in range(10, 70))  # limits, as fractions of plain training's bytes
 MAX_RECENT = 16  # planners that are remembered
-PATIENCE = 4  # how many more blocks to save without a lower peak before giving up
+PATIENCE = 3  # how many more blocks to save without a lower peak before giving up
+MIN_GAIN = 1.03  # live bytes by those saved, from which on more blocks are saved for a lower peak
 MAX_WORK = 1.0  # of the time of a forward pass
 # Without a limit on memory: the bytes that one more operation in backward has to save, in units of the smallest
 # tensor; how many more bytes than the least are saved for fewer live ones; and the time that this may take.
 LEAST_SAVING, SLACK, MORE_WORK = 2, 0.05, 0.1
+NOTHING: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -132,9 +136,19 @@ class Planner:
     @cached_property
     def front(self) -> list[Plan]:
         """The plans of which no other takes as few live bytes in as little time, from the fastest to the smallest."""
-        backwards = [each for saved in self._choices() for each in self._tightened(saved)]
-        backwards.sort(key=lambda each: each.fastest.cost)
-        found = [each.fastest for each in backwards]
+        with _without_garbage_collection():
+            return [each.plan() for each in self._best(self._schedules())]
+
+    def _schedules(self) -> list[_Schedule]:
+        """Return schedules that take more or less bytes and time."""
+        choices = [_Backward(self, each) for each in self._choices()]
+        found = [each.fastest for each in choices]
+        for choice in choices:
+            for backward in self._tightened(choice):
+                found.append(backward.fastest)
+                if any(each.live <= backward.saved_bytes and each.cost <= backward.fastest.cost for each in found):
+                    break
+        backwards = [each.backward for each in found]
         costs = {each: each.fastest.cost for each in backwards}  # at least, within the last limit
         for share in SHARES:
             limit = share * self.plain_bytes
@@ -148,15 +162,16 @@ class Planner:
                     if schedule is not None:
                         found.append(schedule)
                         least = schedule.cost
-        return [each.plan() for each in self._best(found)]
+        return found
 
     @cached_property
     def least(self) -> Plan:
         """The plan that saves the least, as far as it is worth an operation, with few live bytes."""
         cut = _MinimumCut(self)
-        backwards = list(self._tightened(cut.saved_for(lambda _: LEAST_SAVING * self.graph.smallest_bytes)))
-        most = (1 + SLACK) * backwards[0].saved_bytes
-        max_cost = backwards[0].fastest.cost + MORE_WORK * self.forward_cost
+        first = _Backward(self, cut.saved_for(lambda _: LEAST_SAVING * self.graph.smallest_bytes))
+        backwards = [first, *self._tightened(first)]
+        most = (1 + SLACK) * first.saved_bytes
+        max_cost = first.fastest.cost + MORE_WORK * self.forward_cost
         found: list[_Schedule] = []
         for backward in backwards:
             if backward.saved_bytes <= most:
@@ -177,19 +192,17 @@ class Planner:
                 best.append(each)
         return best
 
-    def _tightened(self, saved: frozenset[int]) -> Iterator[_Backward]:
-        """Yield backward passes with less and less live bytes, each of which has one more block saved."""
-        least, num_tries = math.inf, 0
-        while num_tries < PATIENCE:
-            backward = _Backward(self, saved)
-            yield backward
-            live = backward.fastest.live
-            num_tries = 0 if live < least else num_tries + 1
-            least = min(least, live)
+    def _tightened(self, backward: _Backward) -> Iterator[_Backward]:
+        """Yield backward passes with fewer and fewer live bytes, each of which has one more block saved."""
+        least, num_tries = backward.fastest.live, 0
+        while num_tries < PATIENCE and backward.fastest.live > MIN_GAIN * backward.saved_bytes:
             block = backward.halving()
-            if block is None or live == backward.saved_bytes:
+            if block is None:
                 return
-            saved |= {block}
+            backward = _Backward(self, backward.saved | {block})
+            yield backward
+            num_tries = 0 if backward.fastest.live < least else num_tries + 1
+            least = min(least, backward.fastest.live)
 
     def within(self, limit: float) -> Plan | None:
         """Return the plan with the least time whose live bytes are within a limit; None if there is none."""
@@ -217,6 +230,18 @@ class Planner:
             found |= dict.fromkeys(mixed.saved(rate, part, higher) for part in parts if saved != fewer)
             found[fewer] = None
         return list(found)
+
+
+@contextmanager
+def _without_garbage_collection() -> Iterator[None]:
+    """Return a context in which Python does not search for cycles, which would take half of the time of planning."""
+    is_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if is_enabled:
+            gc.enable()
 
 
 _recent: deque[Planner] = deque(maxlen=MAX_RECENT)
@@ -342,7 +367,7 @@ class _Schedule(NamedTuple):
         """Return the plan."""
         backward = self.backward
         num_reads = len(backward.of_saved)
-        kept, freed = [frozenset[int]()] * num_reads, [frozenset[int]()] * num_reads
+        kept, freed = [NOTHING] * num_reads, [NOTHING] * num_reads
         before, during, after = (list(backward.of_saved) for _ in range(3))
         start = 0
         for event in self.events:
@@ -407,7 +432,7 @@ class _Backward:
             target, saved = reads[time], self.of_saved[time]
             if at_hand[target] and time not in self._ends:
                 continue
-            kept = frozenset[int]()
+            kept = NOTHING
             before = during = after = saved + recomputed
             if not at_hand[target]:
                 run = self._runs[time] if limit == math.inf else self._run(target, at_hand)
@@ -444,7 +469,7 @@ class _Backward:
                 for block in stays:
                     at_hand[block] = True
                 kept = frozenset(stays)
-            freed = stored.intersection(self._ends.get(time, ()))
+            freed = {block for block in self._ends.get(time, ()) if block in stored}
             for block in freed:
                 at_hand[block] = False
                 recomputed -= sizes[block]
