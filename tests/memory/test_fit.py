@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -64,6 +65,28 @@ def test_state_of_optimizer_counts_once() -> None:
     limit = before.peak + 80 * parameters
     assert before.largest_batch(limit, optimizer_states=1) == after.largest_batch(limit, optimizer_states=1)
     assert before.largest_batch(limit, optimizer_states=80) == 4 < before.largest_batch(limit)
+
+
+OPTIMIZERS: dict[str, tuple[Callable[..., torch.optim.Optimizer], int]] = {
+    "SGD": (torch.optim.SGD, 0),
+    "momentum": (partial(torch.optim.SGD, momentum=0.9), 1),
+    "Adam": (torch.optim.Adam, 2),
+}
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_limit_leaves_room_for_state_of_optimizer(name: str) -> None:
+    build, copies = OPTIMIZERS[name]
+    model = lean(nn.Sequential(*(layer for _ in range(6) for layer in (nn.Linear(256, 256), nn.GELU()))))
+    x, optimizer = torch.randn(2048, 256), build(model.parameters(), lr=0.1)
+    model(x).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    free = zoo.memory_report(model, x)
+    state_bytes = copies * sum(each.nbytes for each in model.parameters())
+    limit = round(free.peak) - 10**6
+    report = zoo.memory_report(model, x, budget=limit)
+    assert state_bytes < report.peak <= limit
 
 
 @pytest.mark.parametrize("options", [{}, {"budget": 0.4}, {"budget": 0.7}, {"plain": True}], ids=str)

@@ -42,6 +42,7 @@ def test_sums_equal_bytes_held_by_autograd() -> None:
     assert by_name["1.norms.0"].kept == {
         ("aten.convolution", "recomputed only if the budget allows it"): 4 * 2 * 16 * 64**2,
         ("aten.native_batch_norm", "small"): 4 * 2 * 16,  # mean and inverse deviation
+        ("zoo.lean", "input of a recipe"): 4 * 2 * 16,  # a copy of them
     }
     assert by_name["1.relu"].lean == 0
     assert set(by_name["1.relu"].repeated) == {"aten.relu_"}

@@ -2,7 +2,8 @@
 
 - ``check``: `zoo.check` trains copies of a network in each of the ``scenarios``, and compares all ``values``.
   ``places`` finds the operation whose values differ first.
-- ``report``: `zoo.memory_report`. ``fit`` answers what fits into a limit, and ``plot`` draws the memory of a step.
+- ``report``: `zoo.memory_report`. ``held`` tells what each module holds for backward, ``fit`` answers what fits into a
+  limit, and ``plot`` draws the memory of a step.
 - ``trial``: training steps on copies of a network. ``allocations`` counts their bytes and ``timing`` their time.
 - ``block_checkpointing``: activation checkpointing of blocks, for comparison.
 """

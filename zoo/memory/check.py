@@ -24,9 +24,15 @@ from zoo.errors import ConfigError, truncate
 from zoo.memory.allocations import Memory, measure_memory
 from zoo.memory.places import StepDigests
 from zoo.memory.progress import progress
-from zoo.memory.scenarios import SCENARIOS, STEPS, ModelInputs, Scenario, Training, match_names
+from zoo.memory.scenarios import SCENARIOS, STEPS, Scenario, Training, match_names
 from zoo.memory.timing import Clock, time_interleaved, training_step
-from zoo.memory.trial import copy_network, default_loss, device_of, trained_outputs
+from zoo.memory.trial import (
+    ModelInputs,
+    copy_network,
+    default_loss,
+    device_of,
+    trained_outputs,
+)
 from zoo.memory.values import Difference, Value, copied, difference, value_of
 from zoo.ops.recomputation import restored_generators
 from zoo.remat.containers import tensors_in

@@ -10,7 +10,6 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import cache, partial
 from typing import Any
@@ -20,11 +19,10 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from zoo.errors import ConfigError, join_names
-from zoo.memory.trial import own_of, peak_of_step, within_budget
+from zoo.memory.trial import ModelInputs, Trial
 from zoo.ops.meta_attention import meta_attention
 from zoo.remat.budget import Budget, parse_limit
-from zoo.remat.lean import make_plain
-from zoo.remat.limit import MARGIN, existing_bytes, optimizer_states
+from zoo.remat.limit import MARGIN, optimizer_states
 from zoo.tables import bytes_text
 from zoo.torch_internals.data import tensors_of, tree_map
 
@@ -65,9 +63,9 @@ class Subject:
     - `budget`: the budget of lean training.
     """
 
-    def __init__(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], budget: Budget) -> None:
+    def __init__(self, model: nn.Module, inputs: ModelInputs, budget: Budget) -> None:
         self._model, self._budget = model, budget
-        self._inputs = tree_map(lambda each: each.to("meta") if isinstance(each, Tensor) else each, (args, kwargs))
+        self._inputs = tree_map(lambda each: each.to("meta") if isinstance(each, Tensor) else each, inputs)
         self._has_autocast = any(map(torch.is_autocast_enabled, ("cpu", "cuda")))
         self._state_bytes = sum(each.nbytes for each in optimizer_states(list(model.parameters())))
 
@@ -111,7 +109,7 @@ class Subject:
                 REMEDY,
             ) from error
 
-    def _peak(self, model: nn.Module, given: int, is_plain: bool, batch: int) -> int:
+    def _peak(self, model: nn.Module, given: int, is_plain: bool, batch: int) -> float:
         """Return the bytes of a step without the state of the optimizer."""
 
         def scaled(value: Any) -> Any:
@@ -119,16 +117,13 @@ class Subject:
                 return value
             return value.new_empty((batch, *value.shape[1:])).requires_grad_(value.requires_grad)
 
-        args, kwargs = tree_map(scaled, self._inputs)
-        context: AbstractContextManager[Any] = nullcontext()
-        if not is_plain:
-            share = 0.0 if self._budget.peak_bytes is not None else self._budget.share
-            context = within_budget(model, Budget(share), args, kwargs)
-        existing = existing_bytes(lambda: own_of(model), tensors_of((args, kwargs)))
-        return existing + peak_of_step(model, context, args, kwargs)
+        trial = Trial(model, tree_map(scaled, self._inputs), PLACE)
+        if is_plain:
+            return trial.plain().peak
+        return trial.lean(Budget(0.0 if self._budget.peak_bytes is not None else self._budget.share)).peak
 
 
-def _largest_batch(bytes_for: Callable[[int], int], limit: int) -> int:
+def _largest_batch(bytes_for: Callable[[int], float], limit: int) -> int:
     if bytes_for(2) == bytes_for(4):
         raise ConfigError(
             "a step takes the same memory for 2 and 4 samples",
@@ -144,7 +139,7 @@ def _largest_batch(bytes_for: Callable[[int], int], limit: int) -> int:
     return found
 
 
-def largest_fitting(bytes_for: Callable[[int], int], memory_bytes: int, power: int = 1) -> int:
+def largest_fitting(bytes_for: Callable[[int], float], memory_bytes: int, power: int = 1) -> int:
     """Return the largest integer n whose ``bytes_for`` fit in ``memory_bytes``; 0 if not even 2 fits.
 
     The bytes are piecewise linear in n ** ``power``, so the next guess is an interpolation of two values.
@@ -183,6 +178,6 @@ class _ToMeta(TorchFunctionMode):
 
 
 def _meta_copy(model: nn.Module) -> nn.Module:
-    """Return a copy of a network on the meta device, in which no part is lean."""
+    """Return a copy of a network on the meta device."""
     with _ToMeta():
-        return make_plain(copy.deepcopy(model))
+        return copy.deepcopy(model)

@@ -7,19 +7,13 @@ from __future__ import annotations
 
 import io
 from bisect import bisect_left
-from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
-from functools import partial
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from torch import nn
-
 from zoo.errors import ConfigError, join_names
 from zoo.files import write_bytes
-from zoo.remat.step_log import StorageLog, totals_of
-from zoo.torch_internals.data import observer
+from zoo.memory.trial import Timeline
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -36,46 +30,6 @@ LINE_COLORS = (ORANGE, BLUE)  # plain, lean
 WIDTH, HEIGHT = 7, 3.6  # inches; a page shows an inch in about 100 pixels
 MIN_SHARE = 0.04  # of forward between two names on the axis
 FORMATS = ("pdf", "svg", "png", "jpg", "jpeg", "webp", "tif", "tiff", "eps", "ps")  # that matplotlib writes by itself
-
-
-@dataclass
-class Timeline:
-    """The memory of a training step after each allocation and deallocation.
-
-    Args:
-    - `bytes`: bytes that exist, with parameters, buffers and inputs.
-    - `end_of_forward`: how many of the changes belong to the forward pass.
-    - `starts`: modules directly under the network, with the number of changes before each starts.
-    """
-
-    bytes: list[int] = field(default_factory=list)
-    end_of_forward: int = 0
-    starts: list[tuple[int, str]] = field(default_factory=list)
-
-    @contextmanager
-    def recorded(self, model: nn.Module, log: StorageLog) -> Iterator[None]:
-        """Return a context in which forward records where modules start, and its end."""
-
-        def start(name: str, *_: Any) -> None:
-            self.starts.append((len(log.changes), name))
-
-        with ExitStack() as hooks:
-            for name, child in model.named_children():
-                hooks.callback(child.register_forward_pre_hook(observer(partial(start, name))).remove)
-            hooks.callback(model.register_forward_hook(observer(lambda *_: log.mark("end of forward"))).remove)
-            yield
-
-    def fill(self, log: StorageLog, peak: int) -> None:
-        """Set the bytes from the log of a step whose peak, with what existed before, is given."""
-        self.end_of_forward = log.marks[0][1]
-        totals = list(totals_of(log.changes))
-        existing = peak - max(totals)
-        self.bytes = [existing + each for each in totals]
-
-    def time_of(self, change: float) -> float:
-        """Return the time of a change: 0 to 1 in forward, 1 to 2 in backward."""
-        end = max(1, self.end_of_forward)
-        return change / end if change <= end else 1 + (change - end) / max(1, len(self.bytes) - 1 - end)
 
 
 def draw_timelines(title: str, timelines: Mapping[str, Timeline]) -> Figure:
@@ -127,7 +81,7 @@ def draw_timelines(title: str, timelines: Mapping[str, Timeline]) -> Figure:
         for place, text in ((0.5, "forward"), (1.5, "backward")):
             axes.text(place, 1.01, text, transform=axes.get_xaxis_transform(), ha="center", va="bottom")
         axes.set_xlim(0, 2)
-        axes.set_ylim(0, 1.1 * max(max(each.bytes) for each in timelines.values()) / 1e6)
+        axes.set_ylim(0, 1.1 * max(each.peak for each in timelines.values()) / 1e6)
         axes.set_ylabel("tensors in memory, MB")
         axes.set_title(title, pad=18)
         axes.legend(loc="upper left")

@@ -5,11 +5,9 @@ from __future__ import annotations
 import inspect
 import math
 import os
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -17,30 +15,16 @@ import torch
 from torch import nn
 
 from zoo.errors import ConfigError, join_names, truncate
-from zoo.memory.block_checkpointing import blocks_of, checkpoint_blocks
 from zoo.memory.fit import Fit, Subject
-from zoo.memory.plot import Timeline, draw_timelines, format_of, save
+from zoo.memory.held import ModuleMemory, held_memory
+from zoo.memory.plot import draw_timelines, format_of, save
 from zoo.memory.progress import progress
-from zoo.memory.trial import (
-    as_leaf,
-    clone,
-    copy_network,
-    own_of,
-    peak_of_step,
-    planner_of,
-    trained_outputs,
-    within_budget,
-)
+from zoo.memory.trial import NoGradientsError, Timeline, Trial
 from zoo.ops.meta_attention import kernel_device, meta_attention
 from zoo.ops.recomputation import restored_generators
-from zoo.remat import Rematerializer
 from zoo.remat.budget import Budget, parse_limit
-from zoo.remat.deciding import RECOMPUTED, Decision
-from zoo.remat.lean import make_plain
-from zoo.remat.limit import existing_bytes
-from zoo.remat.step_log import StorageLog
 from zoo.tables import Cell, markdown_table
-from zoo.torch_internals.data import observer, tensors_of, tree_map
+from zoo.torch_internals.data import tensors_of
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -49,41 +33,6 @@ MEGA = 1e6
 NUM_MODULES = 5  # rows of the printed report
 SHOWN_BYTES = 5000  # 0.01 MB, rounded
 MAX_NAME_CHARS, MAX_KIND_CHARS = 32, 18
-
-
-class ModuleMemory(NamedTuple):
-    """Memory that the operations of one module hold, without its submodules.
-
-    Args:
-    - `name`: qualified name of the module; "" for the network itself.
-    - `kind`: its class.
-    - `tensors`: a decision for each tensor that autograd saved, or that a recipe starts from, in this module.
-    """
-
-    name: str
-    kind: str
-    tensors: list[Decision]
-
-    @property
-    def plain(self) -> int:
-        """Bytes that plain training holds."""
-        return sum(tensor.plain_bytes for tensor in self.tensors)
-
-    @property
-    def lean(self) -> int:
-        """Bytes that lean training holds."""
-        return sum(tensor.lean_bytes for tensor in self.tensors)
-
-    @property
-    def kept(self) -> dict[tuple[str, str], int]:
-        """Bytes that lean training keeps, by the operation that computed them and the reason; the most first."""
-        return _most_first(((tensor.made_by, tensor.reason), tensor.lean_bytes) for tensor in self.tensors)
-
-    @property
-    def repeated(self) -> dict[str, int]:
-        """Bytes that lean training recomputes, by the operation that computed them; the most first."""
-        repeated = (tensor for tensor in self.tensors if tensor.reason == RECOMPUTED)
-        return _most_first((tensor.made_by, tensor.plain_bytes) for tensor in repeated)
 
 
 class WithBudget(NamedTuple):
@@ -109,26 +58,45 @@ class MemoryReport:
     it was not measured.
 
     Args:
-    - `modules`: the modules that hold anything, in the order in which they first save a tensor.
-    - `plain_peak`: peak of plain training. With a limit on the peak, it is measured only on the meta device.
-    - `peak`: peak of lean training. Peaks are not measured if no output requires gradients.
+    - `modules`: the modules that hold anything, in the order in which they compute it.
+    - `plain_step`: a step of plain training. With a limit on the peak, it is measured only on the meta device.
+    - `lean_step`: a step of lean training. Steps are not measured if no output requires gradients.
+    - `checkpointed_step`: a step of plain training with a checkpoint of each block; None if `blocks_of` finds no
+      blocks, or if a checkpoint fails.
     - `with_budget`: the least budget whose recomputation takes at most half of the time of forward; None if the report
       was made with a budget or if none helps.
-    - `with_checkpoints`: peak of plain training with a checkpoint of each block; None if `blocks_of` finds no blocks,
-      or if a checkpoint fails.
     - `counted_for`: on the meta device, "CUDA" or "the CPU", whose attention kernels were counted; otherwise "".
-    - `timelines`: the bytes over a training step by "plain training" and "lean training", as far as they were measured.
     - `subject`: the network and its inputs, for `largest_batch`.
     """
 
     modules: list[ModuleMemory]
-    plain_peak: float | None = None
-    peak: float | None = None
+    plain_step: Timeline | None = None
+    lean_step: Timeline | None = None
+    checkpointed_step: Timeline | None = None
     with_budget: WithBudget | None = None
-    with_checkpoints: float | None = None
     counted_for: str = ""
-    timelines: dict[str, Timeline] = field(default_factory=dict)
     subject: Subject | None = field(default=None, compare=False)
+
+    @property
+    def plain_peak(self) -> float | None:
+        """Peak of plain training."""
+        return None if self.plain_step is None else self.plain_step.peak
+
+    @property
+    def peak(self) -> float | None:
+        """Peak of lean training."""
+        return None if self.lean_step is None else self.lean_step.peak
+
+    @property
+    def with_checkpoints(self) -> float | None:
+        """Peak of plain training with a checkpoint of each block."""
+        return None if self.checkpointed_step is None else self.checkpointed_step.peak
+
+    @property
+    def timelines(self) -> dict[str, Timeline]:
+        """The steps of plain and lean training that were measured and fit into memory, which `plot` draws."""
+        steps = {"plain training": self.plain_step, "lean training": self.lean_step}
+        return {name: step for name, step in steps.items() if step is not None and step.peak < math.inf}
 
     def fits(self, memory: int | str, *, plain: bool = False, optimizer_states: int = 0) -> Fit:
         """Return whether a lean training step with these inputs fits into memory: true or false, with the margin.
@@ -210,7 +178,7 @@ class MemoryReport:
         rows = [
             [
                 each.name or "(itself)", each.kind, f"{each.plain / MEGA:.2f}", f"{each.lean / MEGA:.2f}",
-                "; ".join(f"{made_by or 'input'} {size / MEGA:.2f} ({reason})" for (made_by, reason), size
+                "; ".join(f"{made_by} {size / MEGA:.2f} ({reason})" for (made_by, reason), size
                           in each.kept.items() if size >= SHOWN_BYTES),
                 "; ".join(f"{made_by} {size / MEGA:.2f}" for made_by, size in each.repeated.items()
                           if size >= SHOWN_BYTES),
@@ -303,132 +271,79 @@ def memory_report(
     invalid budget, for a network that cannot be copied, if the network and its inputs are not all on the meta device or
     all on another, and for autocast on the meta device, where it has no effect.
     """
+    _check_arguments(model, budget)
+    limit = Budget.parse(budget)
+    is_meta = _is_on_meta(model, inputs, named_inputs)
+    trial = Trial(model, (inputs, named_inputs), "zoo.memory_report")
+    plain = lean = checkpointed = with_budget = None
+    with (
+        progress("zoo.memory_report") as show, restored_generators(model), torch.enable_grad(), meta_attention(),
+        _hint_for_dict(model, inputs, named_inputs),
+    ):  # fmt: skip
+        with suppress(NoGradientsError):
+            if limit.peak_bytes is None or is_meta:
+                show("a plain step")
+                plain = trial.plain()
+                show("a step with checkpoints")
+                with suppress(RuntimeError, ConfigError):  # no blocks, or not every block can be recomputed
+                    checkpointed = trial.checkpointed()
+            show("a lean step")
+            lean = trial.lean(limit)
+        show("bytes held")
+        modules = held_memory(trial, limit)
+        if lean is None:  # although a plain step may have run out of memory
+            plain = None
+        elif budget is None:
+            show("a budget")
+            with_budget = _suggested(trial, sum(module.lean for module in modules))
+    counted_for = {"cuda": "CUDA", "cpu": "the CPU"}[kernel_device().type] if is_meta else ""
+    return MemoryReport(
+        modules, plain, lean, checkpointed, with_budget, counted_for, Subject(model, trial.inputs, limit)
+    )
+
+
+def _check_arguments(model: object, budget: object) -> None:
+    """Raise TypeError for anything but a module, and if ``budget`` may be meant for its forward."""
     if not isinstance(model, nn.Module):
         advice = f"; build the network first, as with zoo.get({model!r})" if isinstance(model, str) else ""
         raise TypeError(
             f"memory_report takes a torch.nn.Module, not {truncate(repr(model))} of type {type(model).__name__}{advice}"
         )
-    names = inspect.signature(model.forward).parameters
-    if budget is not None and "budget" in names:
+    if budget is not None and "budget" in inspect.signature(model.forward).parameters:
         raise TypeError(
             f"budget is both an option of memory_report and an input of {type(model).__name__}.forward: pass the input "
             "by position, or rename it in a wrapper"
         )
-    limit = Budget.parse(budget)
-    leaves = tree_map(as_leaf, (inputs, named_inputs))
-    args, kwargs = tree_map(clone, leaves)  # forward may overwrite its inputs
-    is_meta = _is_on_meta(model, args, kwargs)
+
+
+@contextmanager
+def _hint_for_dict(model: nn.Module, inputs: tuple[Any, ...], named_inputs: dict[str, Any]) -> Iterator[None]:
+    """Return a context that raises TypeError if the network fails for a dict of inputs that it takes by name."""
     try:
-        with (
-            progress("zoo.memory_report") as show,
-            restored_generators(model), torch.enable_grad(), meta_attention(),
-        ):  # fmt: skip
-            return _measured(model, args, kwargs, limit, is_meta, show, suggests=budget is None)
+        yield
     except Exception as error:
-        if len(args) == 1 and not kwargs and isinstance(args[0], Mapping) and args[0].keys() <= names.keys():
+        names = inspect.signature(model.forward).parameters.keys()
+        if len(inputs) == 1 and not named_inputs and isinstance(inputs[0], Mapping) and inputs[0].keys() <= names:
             raise TypeError(
-                f"a dict is one input: pass its items ({join_names(args[0])}) to {type(model).__name__} as "
+                f"a dict is one input: pass its items ({join_names(inputs[0])}) to {type(model).__name__} as "
                 "zoo.memory_report(model, **batch)"
             ) from error
         raise
 
 
-def _measured(
-    model: nn.Module,
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    limit: Budget,
-    is_meta: bool,
-    show: Callable[[str], None],
-    suggests: bool,
-) -> MemoryReport:
-    """Return the report within a limit, with a suggested budget if ``suggests``; ``show`` displays each measurement."""
-    existing = existing_bytes(lambda: own_of(model), tensors_of((args, kwargs)))
-    timelines: dict[str, Timeline] = {}
-
-    def peak_of(what: str, network: nn.Module, context: AbstractContextManager[Any], title: str = "") -> float:
-        show(what)
-        log, timeline = StorageLog(), Timeline()
-        try:
-            with timeline.recorded(network, log) if title else nullcontext():
-                found = existing + peak_of_step(network, context, args, kwargs, log)
-        except torch.OutOfMemoryError:
-            return math.inf
-        if title:
-            timeline.fill(log, found)
-            timelines[title] = timeline
-        return found
-
-    def lean_step(budget: Budget, title: str = "") -> tuple[float | None, list[Decision]]:
-        """Return the peak of a step within a budget, and its decisions."""
-        show("a plan for the budget" if budget.has_limit else "bytes held")
-        network, decisions = _plain_copy(model), list[Decision]()
-        rematerializer = within_budget(network, budget, args, kwargs)
-        peak = peak_of("a lean step", network, rematerializer, title) if can_train else None
-        logged = partial(Rematerializer, budget, parameters=own_of(network), existing=tensors_of((args, kwargs)))
-        with _named(network, logged(log=decisions)):
-            network(*args, **kwargs)
-        return peak, decisions
-
-    can_train = _can_train(model, args, kwargs)
-    plain_peak = with_budget = with_checkpoints = None
-    if can_train and (limit.peak_bytes is None or is_meta):
-        plain_peak = peak_of("a plain step", _plain_copy(model), nullcontext(), "plain training")
-        if blocks_of(model):
-            with suppress(RuntimeError, ConfigError):  # not every block can be recomputed
-                with_checkpoints = peak_of(
-                    "a step with checkpoints", checkpoint_blocks(_plain_copy(model)), nullcontext()
-                )
-    peak, decisions = lean_step(limit, "lean training")
-    if suggests and can_train:
-        show("a plan for a budget")
-        with_budget = _suggested(model, args, kwargs, sum(decision.lean_bytes for decision in decisions), lean_step)
-    named = dict(model.named_modules())
-    by_place: dict[str, list[Decision]] = {}
-    for decision in decisions:
-        by_place.setdefault(decision.place, []).append(decision)
-    return MemoryReport(
-        [ModuleMemory(place, type(named[place]).__name__, decided) for place, decided in by_place.items()],
-        plain_peak,
-        peak,
-        with_budget,
-        with_checkpoints,
-        counted_for={"cuda": "CUDA", "cpu": "the CPU"}[kernel_device().type] if is_meta else "",
-        timelines=timelines,
-        subject=Subject(model, args, kwargs, limit),
-    )
-
-
-def _plain_copy(model: nn.Module) -> nn.Module:
-    """Return a copy of a network for training steps, in which no part is lean."""
-    return make_plain(copy_network(model, "zoo.memory_report"))
-
-
-def _can_train(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Return whether an output requires gradients, from a lean pass, as a plain one may not fit into memory."""
-    network = _plain_copy(model)
-    with Rematerializer(parameters=own_of(network)):
-        return len(trained_outputs(network(*args, **kwargs))) > 0
-
-
-def _suggested(
-    model: nn.Module,
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    held_bytes: int,
-    lean_step: Callable[[Budget], tuple[float | None, list[Decision]]],
-) -> WithBudget | None:
+def _suggested(trial: Trial, held_bytes: int) -> WithBudget | None:
     """Return a step whose recomputation takes half of the time of forward at most; None if it holds no less."""
-    planner = planner_of(_plain_copy(model), args, kwargs)
+    planner = trial.planner()
     plans = [] if planner is None else [each for each in planner.front if each.cost <= planner.forward_cost / 2]
     if planner is None or not plans:
         return None
-    budget = Budget(share=math.ceil(100 * plans[-1].live / planner.plain_bytes) / 100)
-    if budget.share is None or budget.share >= 1:
+    share = math.ceil(100 * plans[-1].live / planner.plain_bytes) / 100
+    if share >= 1:
         return None
-    peak, decisions = lean_step(budget)
-    held = sum(decision.lean_bytes for decision in decisions)
-    return WithBudget(budget.share, held, peak) if held < held_bytes else None
+    budget = Budget(share)
+    peak = trial.lean(budget).peak
+    held = sum(module.lean for module in held_memory(trial, budget))
+    return WithBudget(share, held, peak) if held < held_bytes else None
 
 
 def _is_on_meta(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
@@ -449,14 +364,6 @@ def _is_on_meta(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any])
     return is_meta
 
 
-def _most_first(sizes: Iterator[tuple[Any, int]]) -> dict[Any, int]:
-    """Return the sums by key, without sums of no bytes."""
-    sums: Counter[Any] = Counter()
-    for key, size in sizes:
-        sums[key] += size
-    return {key: size for key, size in sums.most_common() if size > 0}
-
-
 def _rounded(count: float) -> str:
     """Return bytes with three digits, as scratch memory is not counted."""
     number, unit = (count / 1e9, "GB") if count >= 1e9 else (count / MEGA, "MB")
@@ -466,24 +373,3 @@ def _rounded(count: float) -> str:
 def _shortened(name: str, length: int) -> str:
     """Return the end of a name, which tells siblings apart, behind "..." where it is too long."""
     return name if len(name) <= length else "..." + name[3 - length :]
-
-
-@contextmanager
-def _named(model: nn.Module, rematerializer: Rematerializer) -> Iterator[None]:
-    """Return a context of a rematerializer that knows the name of the running module."""
-    running: list[str] = [""]
-
-    def enter(name: str, *_: Any) -> None:
-        running.append(name)
-        rematerializer.place = name
-
-    def leave(*_: Any) -> None:
-        running.pop()
-        rematerializer.place = running[-1]
-
-    with ExitStack() as hooks:
-        for name, module in model.named_modules():
-            hooks.callback(module.register_forward_pre_hook(observer(partial(enter, name)), prepend=True).remove)
-            hooks.callback(module.register_forward_hook(observer(leave), always_call=True).remove)
-        with rematerializer:
-            yield

@@ -17,14 +17,13 @@ from torch import Tensor, nn
 
 from zoo.errors import ConfigError, join_names
 from zoo.memory.places import StepDigests
-from zoo.memory.trial import device_of, trained_outputs
+from zoo.memory.trial import ModelInputs, device_of, trained_outputs
 from zoo.memory.values import Value, copied, difference, value_of
 from zoo.remat.containers import PLAIN, named, tensors_in
 from zoo.torch_internals.data import DropoutBase, is_wrapper
 
 LEARNING_RATE = 0.01
 
-ModelInputs: TypeAlias = tuple[tuple[Any, ...], dict[str, Any]]  # arguments and keywords of a network
 NamedValues: TypeAlias = Iterator[tuple[str, Any]]
 
 

@@ -7,20 +7,27 @@ from __future__ import annotations
 
 import copy
 import gc
-from contextlib import AbstractContextManager
-from typing import Any
+import math
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, ExitStack, nullcontext
+from dataclasses import dataclass
+from typing import Any, TypeAlias
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from zoo.errors import ConfigError, join_names, truncate
+from zoo.memory.block_checkpointing import checkpoint_blocks
 from zoo.remat.budget import Budget
-from zoo.remat.limit import Measurement
+from zoo.remat.lean import make_plain
+from zoo.remat.limit import Measurement, existing_bytes, optimizer_states
 from zoo.remat.plan import Planner
 from zoo.remat.rematerializer import Rematerializer
 from zoo.remat.step_log import StorageLog
-from zoo.torch_internals.data import tensors_of, tree_map
+from zoo.torch_internals.data import observer, tensors_of, tree_map
+
+ModelInputs: TypeAlias = tuple[tuple[Any, ...], dict[str, Any]]  # arguments and keywords of a network
 
 
 class NoGradientsError(ConfigError):
@@ -30,17 +37,14 @@ class NoGradientsError(ConfigError):
 def default_loss(output: Any) -> Tensor:
     """Return the sum of the scalar outputs, which are losses; without scalars, the cross-entropy of the outputs.
 
-    Raises NoGradientsError if there are tensors and none requires gradients, and ConfigError if there are no tensors.
+    Raises NoGradientsError if there are no tensors that require gradients.
     """
     outputs = trained_outputs(output)
     if not outputs:
-        error: type[ConfigError] = NoGradientsError
-        remedy = "train some of the parameters"
-        if not tensors_of(output):
-            error, remedy = ConfigError, "return tensors, or lists, tuples and dicts of them"
-        raise error(
+        has_tensors = bool(tensors_of(output))
+        raise NoGradientsError(
             f"no output of type {type(output).__name__} requires gradients, so that no training step can be measured",
-            remedy=remedy,
+            remedy="train some of the parameters" if has_tensors else "return tensors, or lists and dicts of them",
         )
     scalars = [each for each in outputs if each.ndim == 0]
     losses = [each.real.float() for each in scalars] or [_cross_entropy(each) for each in outputs]
@@ -99,64 +103,111 @@ def copy_network(model: nn.Module, place: str) -> nn.Module:
     return copied
 
 
-def own_of(model: nn.Module) -> list[Tensor]:
-    """Return the parameters and buffers of a network."""
-    return [*model.parameters(), *model.buffers()]
+@dataclass(frozen=True)
+class Timeline:
+    """The memory of a training step after each allocation and deallocation.
+
+    Args:
+    - `bytes`: bytes that exist, with parameters, buffers and inputs.
+    - `end_of_forward`: how many of the changes belong to the forward pass.
+    - `starts`: modules directly under the network, with the number of changes before each starts.
+    """
+
+    bytes: Sequence[float]
+    end_of_forward: int = 0
+    starts: Sequence[tuple[int, str]] = ()
+
+    @property
+    def peak(self) -> float:
+        """The most bytes at any time; infinite if they could not be allocated."""
+        return max(self.bytes)
+
+    def time_of(self, change: float) -> float:
+        """Return the time of a change: 0 to 1 in forward, 1 to 2 in backward."""
+        end = max(1, self.end_of_forward)
+        return change / end if change <= end else 1 + (change - end) / max(1, len(self.bytes) - 1 - end)
 
 
-def planner_of(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Planner | None:
-    """Return the plans for a forward pass, which runs; None if nothing can be recomputed."""
-    budget = Budget(share=0.0)
-    with Rematerializer(budget, parameters=own_of(model), existing=tensors_of((args, kwargs))):
-        model(*args, **kwargs)
-    planner: Planner | None = budget.limiter.planner(None)
-    return planner
-
-
+OUT_OF_MEMORY = Timeline([math.inf])
 MAX_STEPS = 4  # until a budget has its final plan
 
 
-def within_budget(
-    model: nn.Module, budget: Budget, args: tuple[Any, ...], kwargs: dict[str, Any], **options: Any
-) -> Rematerializer:
-    """Return a rematerializer whose next pass of these inputs follows the final plan for a budget; trains the model.
+class Trial:
+    """Training steps of copies of a network with the same inputs, whose bytes are counted.
+
+    A step raises NoGradientsError if no output requires gradients.
 
     Args:
-    - `options`: of the rematerializer.
-
-    Raises ConfigError if no step is within a limit in bytes.
+    - `inputs`: arguments and keywords of the network, which are copied.
+    - `place`: named by the error for a network that cannot be copied.
     """
-    rematerializer = Rematerializer(budget, parameters=own_of(model), existing=tensors_of((args, kwargs)), **options)
-    if budget.has_limit:
-        peak_of_step(model, rematerializer, args, kwargs)  # recorded
-    if budget.peak_bytes is not None:
+
+    def __init__(self, model: nn.Module, inputs: ModelInputs, place: str) -> None:
+        self._model, self._place = model, place
+        self.inputs = _copied_inputs(inputs)
+        self._existing = [*tensors_of(self.inputs), *optimizer_states(list(model.parameters()))]
+        self._existing_bytes = existing_bytes(lambda: [*model.parameters(), *model.buffers()], self._existing)
+
+    def copy(self) -> nn.Module:
+        """Return a copy of the network in which no part is lean."""
+        return make_plain(copy_network(self._model, self._place))
+
+    def options(self, network: nn.Module) -> dict[str, Any]:
+        """Return the options of the `Rematerializer` of a copy."""
+        return {"parameters": [*network.parameters(), *network.buffers()], "existing": self._existing}
+
+    def plain(self) -> Timeline:
+        """Return the memory of a step of plain training."""
+        return self._step(self.copy(), nullcontext())
+
+    def checkpointed(self) -> Timeline:
+        """Return the memory of a step with a checkpoint of each block; see `checkpoint_blocks` for errors."""
+        return self._step(checkpoint_blocks(self.copy()), nullcontext())
+
+    def lean(self, budget: Budget) -> Timeline:
+        """Return the memory of a step that follows the final plan for a budget.
+
+        Raises ConfigError if no step is within a limit in bytes.
+        """
+        self._lean_step(budget)  # recorded
         for _ in range(MAX_STEPS):
-            peak_of_step(model, rematerializer, args, kwargs)
+            timeline = self._lean_step(budget)
             if not Measurement.finish():
                 break
-    return rematerializer
+        return timeline
+
+    def planner(self) -> Planner | None:
+        """Return the plans for a forward pass; None if nothing can be recomputed."""
+        network, budget = self.copy(), Budget(share=0.0)
+        with Rematerializer(budget, **self.options(network)):
+            network(*self.inputs[0], **self.inputs[1])
+        planner: Planner | None = budget.limiter.planner(None)
+        return planner
+
+    def _lean_step(self, budget: Budget) -> Timeline:
+        network = self.copy()
+        return self._step(network, Rematerializer(budget, **self.options(network)))
+
+    def _step(self, network: nn.Module, context: AbstractContextManager[Any]) -> Timeline:
+        """Train a copy of the network for one step, with forward in ``context``."""
+        args, kwargs = _copied_inputs(self.inputs)  # forward may overwrite them
+        log = StorageLog()
+        gc.collect()
+        try:
+            with ExitStack() as hooks, log:
+                for name, child in network.named_children():
+                    start = observer(lambda *_, name=name: log.mark(name))
+                    hooks.callback(child.register_forward_pre_hook(start).remove)
+                with context:
+                    output = network(*args, **kwargs)
+                end = len(log.changes)
+                default_loss(output).backward()
+        except torch.OutOfMemoryError:
+            return OUT_OF_MEMORY
+        starts = [(index, name) for name, index in log.marks]
+        return Timeline([self._existing_bytes + each for each in log.totals()], end, starts)
 
 
-def peak_of_step(
-    model: nn.Module,
-    context: AbstractContextManager[Any],
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    log: StorageLog | None = None,
-) -> int:
-    """Run a training step, with forward in ``context``, and return the most bytes beyond those that existed before.
-
-    Inputs are copied, as forward may overwrite them. The network has the gradients that it had before, whose values may
-    change.
-    """
-    args, kwargs = tree_map(clone, tree_map(as_leaf, (args, kwargs)))
-    gradients = [(parameter, parameter.grad) for parameter in model.parameters()]
-    log = log or StorageLog()
-    gc.collect()
-    with log:
-        with context:
-            output = model(*args, **kwargs)
-        default_loss(output).backward()
-    for parameter, gradient in gradients:
-        parameter.grad = gradient
-    return max(log.totals())
+def _copied_inputs(inputs: ModelInputs) -> ModelInputs:
+    copied: ModelInputs = tree_map(clone, tree_map(as_leaf, inputs))
+    return copied

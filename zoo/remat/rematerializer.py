@@ -141,7 +141,7 @@ class Rematerializer(EagerDispatchMode):
         place = None if self._log is None else lambda: self.place
         self._pass = ForwardPass(self._parameters, self._smallest_bytes, place, self._existing)
         self._pass.tracker.observer = self._observer()
-        self._hooks: Any = torch.autograd.graph.saved_tensors_hooks(self._pack, _unpack)
+        self._hooks: Any = torch.autograd.graph.saved_tensors_hooks(self.pack, _unpack)
 
     def _observer(self) -> Observer | None:
         """Return the observer of the pass that begins."""
@@ -208,7 +208,7 @@ class Rematerializer(EagerDispatchMode):
         return out
 
     @never_compile
-    def _pack(self, tensor: Tensor) -> Any:
+    def pack(self, tensor: Tensor) -> Any:
         return self._pass.pack(tensor)
 
 

@@ -55,11 +55,11 @@ class StorageLog(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        for each in tensors_of((args, kwargs)):
-            self._know(each.untyped_storage())
+        for each in _storages_of((args, kwargs)):
+            self._know(each)
         result = call_in_mode(func, *args, **kwargs or {})
-        for each in tensors_of(result):
-            self.note_created(each.untyped_storage())
+        for each in _storages_of(result):
+            self.note_created(each)
         return result
 
     def note_created(self, storage: torch.UntypedStorage) -> None:
@@ -88,6 +88,10 @@ class StorageLog(TorchDispatchMode):
     def _forget(self, address: int) -> None:
         del self._known[address]
         self.changes.append(Change(address, 0))
+
+
+def _storages_of(tree: Any) -> list[torch.UntypedStorage]:
+    return [each.untyped_storage() for each in tensors_of(tree) if each.layout is torch.strided]  # others have none
 
 
 def note_created(tensor: Tensor) -> Tensor:

@@ -1,0 +1,262 @@
+"""The memory that plain and lean training hold between forward and backward, by module and by operation.
+
+Tested by tests/memory/test_held.py.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from zoo.memory.trial import Trial
+from zoo.remat.budget import Budget
+from zoo.remat.cost import LINEAR, PRODUCTS
+from zoo.remat.operations import BATCH_NORMS, call_in_mode
+from zoo.remat.plan import LEAST_SAVING
+from zoo.remat.recording import traits_of
+from zoo.remat.rematerializer import Rematerializer
+from zoo.remat.rules import MASKS, rule_of
+from zoo.remat.step_log import StorageLog
+from zoo.remat.tracking import is_trackable
+from zoo.torch_internals.compiler import never_compile
+from zoo.torch_internals.data import memory_id, observer, storage_id, tensors_of
+from zoo.torch_internals.dispatch import TorchDispatchMode
+
+# What lean training does with memory that plain training holds.
+RECOMPUTED = "recomputed in backward"
+NOT_READ = "not read by backward"  # of layers with frozen weights
+# Reasons to hold memory.
+SMALL = "small"
+NOT_RECOMPUTABLE = "not an operation that can be recomputed"
+WITH_BUDGET = "recomputed only if the budget allows it"
+WITHIN_BUDGET = "the budget has room for it"
+NOT_SMALLER = "the inputs of its recipe are not smaller"
+INPUT = "input of a recipe"  # which plain training frees
+
+
+class HeldMemory(NamedTuple):
+    """Memory that plain or lean training holds between forward and backward.
+
+    Args:
+    - `made_by`: the operation that computed its contents, such as "aten.convolution"; "zoo.lean" for bits and copies.
+    - `plain`, `lean`: bytes that plain and lean training hold of it.
+    - `reason`: why lean training holds it, or does not.
+    """
+
+    made_by: str
+    plain: int
+    lean: int
+    reason: str
+
+
+class ModuleMemory(NamedTuple):
+    """Memory that the operations of one module hold, without its submodules.
+
+    Args:
+    - `name`: qualified name of the module; "" for the network itself.
+    - `kind`: its class.
+    - `memory`: what autograd saves first in this module, and inputs of recipes that this module computes.
+    """
+
+    name: str
+    kind: str
+    memory: list[HeldMemory]
+
+    @property
+    def plain(self) -> int:
+        """Bytes that plain training holds."""
+        return sum(each.plain for each in self.memory)
+
+    @property
+    def lean(self) -> int:
+        """Bytes that lean training holds."""
+        return sum(each.lean for each in self.memory)
+
+    @property
+    def kept(self) -> dict[tuple[str, str], int]:
+        """Bytes that lean training holds, by the operation that computed them and the reason; the most first."""
+        return _most_first(((each.made_by, each.reason), each.lean) for each in self.memory)
+
+    @property
+    def repeated(self) -> dict[str, int]:
+        """Bytes that lean training recomputes, by the operation that computed them; the most first."""
+        return _most_first((each.made_by, each.plain) for each in self.memory if each.reason == RECOMPUTED)
+
+
+def _most_first(sizes: Iterator[tuple[Any, int]]) -> dict[Any, int]:
+    """Return the total bytes per key, the largest first, without zeros."""
+    sums: Counter[Any] = Counter()
+    for key, size in sizes:
+        sums[key] += size
+    return {key: size for key, size in sums.most_common() if size > 0}
+
+
+def held_memory(trial: Trial, budget: Budget) -> list[ModuleMemory]:
+    """Return the modules that hold memory after a lean forward pass, in the order in which they compute it.
+
+    The pass follows the plan for the budget, if there is one already.
+    """
+    network, log = trial.copy(), HeldLog()
+    kinds = {name: type(module).__name__ for name, module in network.named_modules()}
+    with log.naming(network), log.recording(budget, **trial.options(network)):
+        network(*trial.inputs[0], **trial.inputs[1])
+    del network  # what its attributes refer to is not held for backward
+    gc.collect()
+    return [ModuleMemory(name, kinds[name], memory) for name, memory in log.by_module(budget.has_limit).items()]
+
+
+@dataclass(eq=False)
+class _Storage:
+    """A storage that forward has created.
+
+    Args:
+    - `size`: its bytes.
+    - `place`: name of the module that first saves it, or else of the module that created it.
+    - `operation`: computed its contents; None for memory that lean training itself takes.
+    - `is_saved`: whether autograd saves it, as plain training does.
+    """
+
+    size: int
+    place: str
+    operation: Any = None
+    is_saved: bool = False
+
+
+class HeldLog(StorageLog):
+    """Knows the storages that a lean forward pass creates, and which of them autograd saves.
+
+    The log holds what autograd holds for the pass, even if the outputs of the pass are freed. Once they are, what is
+    still alive is held for backward.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._places = [""]  # the running modules, the innermost last
+        self._created: list[_Storage] = []
+        self._alive: dict[int, _Storage] = {}  # by address
+        self._packed: list[Any] = []
+
+    @contextmanager
+    def recording(self, budget: Budget | None = None, **options: Any) -> Iterator[Rematerializer]:
+        """Return a context of a forward pass in a `Rematerializer` with these options."""
+        with self, _Observed(self, budget, **options) as rematerializer, _Names(self):
+            yield rematerializer
+
+    @contextmanager
+    def naming(self, model: nn.Module) -> Iterator[None]:
+        """Return a context in which the log knows the name of the running module."""
+
+        def leave(*_: Any) -> None:
+            self._places.pop()
+
+        with ExitStack() as hooks:
+            for name, module in model.named_modules():
+                enter = observer(lambda *_, name=name: self._places.append(name))
+                hooks.callback(module.register_forward_pre_hook(enter, prepend=True).remove)
+                hooks.callback(module.register_forward_hook(observer(leave), always_call=True).remove)
+            yield
+
+    def note_created(self, storage: torch.UntypedStorage) -> None:
+        """Log that a storage was created, unless it is known."""
+        address = storage_id(storage)
+        if address not in self._known:
+            self._alive[address] = _Storage(storage.nbytes(), self._places[-1])
+            self._created.append(self._alive[address])
+        super().note_created(storage)
+
+    def _forget(self, address: int) -> None:
+        super()._forget(address)
+        self._alive.pop(address, None)
+
+    def note_operation(self, operation: Any, out: Tensor) -> None:
+        """Record the operation that computed the contents of a tensor."""
+        if memory_id(out) in self._alive:
+            self._alive[memory_id(out)].operation = operation
+
+    def note_saved(self, tensor: Tensor, packed: Any) -> None:
+        """Record that autograd saves a tensor, and holds ``packed`` in its place."""
+        self._packed.append(packed)
+        storage = self._alive.get(memory_id(tensor)) if is_trackable(tensor) else None
+        if storage is not None and not storage.is_saved:
+            storage.is_saved, storage.place = True, self._places[-1]
+
+    def by_module(self, has_limit: bool = False) -> dict[str, list[HeldMemory]]:
+        """Return the memory that is held now, or that plain training would hold, by the names of modules.
+
+        Args:
+        - `has_limit`: whether there is a budget, so that convolutions and products may be recomputed.
+        """
+        found: dict[str, list[HeldMemory]] = {}
+        alive = set(self._alive.values())
+        for each in self._created:
+            is_held = each in alive
+            if is_held or each.is_saved:
+                name = "zoo.lean" if each.operation is None else str(each.operation).rpartition(".")[0]
+                reason = _reason_to_hold(each, has_limit) if is_held else _reason_to_free(each, has_limit)
+                plain, lean = each.size * each.is_saved, each.size * is_held
+                found.setdefault(each.place, []).append(HeldMemory(name, plain, lean, reason))
+        return found
+
+
+class _Observed(Rematerializer):
+    """A rematerializer whose log sees what autograd saves."""
+
+    def __init__(self, log: HeldLog, budget: Budget | None, **options: Any) -> None:
+        super().__init__(budget, **options)
+        self._held = log
+
+    @never_compile
+    def pack(self, tensor: Tensor) -> Any:
+        """Return the object that autograd holds in place of a saved tensor."""
+        packed = super().pack(tensor)
+        self._held.note_saved(tensor, packed)
+        return packed
+
+
+class _Names(TorchDispatchMode):
+    """Tells a log the operations that the network calls, for which a rematerializer may call others."""
+
+    supports_higher_order_operators = True
+
+    def __init__(self, log: HeldLog) -> None:
+        super().__init__()
+        self._log = log
+
+    def __torch_dispatch__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        inputs = {memory_id(each) for each in tensors_of((args, kwargs)) if is_trackable(each)}
+        result = call_in_mode(func, *args, **kwargs)
+        for each in filter(is_trackable, tensors_of(result)):
+            if memory_id(each) not in inputs or traits_of(func).is_writing:  # otherwise a view
+                self._log.note_operation(func, each)
+        return result
+
+
+def _reason_to_hold(storage: _Storage, has_limit: bool) -> str:
+    if not storage.is_saved:
+        return INPUT
+    if storage.size < LEAST_SAVING:
+        return SMALL
+    if storage.operation in PRODUCTS and not has_limit:
+        return WITH_BUDGET
+    if storage.operation not in PRODUCTS and not _is_cheap(storage.operation):
+        return NOT_RECOMPUTABLE
+    return WITHIN_BUDGET if has_limit else NOT_SMALLER
+
+
+def _reason_to_free(storage: _Storage, has_limit: bool) -> str:
+    return RECOMPUTED if has_limit or _is_cheap(storage.operation) or storage.operation in LINEAR else NOT_READ
+
+
+def _is_cheap(operation: Any) -> bool:
+    """Return whether an operation may be recomputed without a budget."""
+    return operation in BATCH_NORMS or operation in MASKS or rule_of(operation) is not None
