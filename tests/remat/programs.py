@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from zoo.memory.allocations import measure_memory
+from zoo.memory.held import HeldLog
 from zoo.remat import Rematerializer
-from zoo.remat.deciding import Decision
 
 #: The marks of tests that compile. The warnings are torch's own.
 COMPILES = [
@@ -127,21 +127,26 @@ def assert_same_step(module: nn.Module, plain: nn.Module, *inputs: Any) -> None:
 
 def bytes_held(forward: Callable[[], object], *modules: nn.Module) -> int:
     """Return the bytes that backward of a lean forward pass holds, without the memory of the modules."""
-    log: list[Decision] = []
+    log = HeldLog()
     own = [each for module in modules for each in (*module.parameters(), *module.buffers())]
-    with Rematerializer(log=log, smallest_bytes=0, parameters=own):
+    with log.recording(smallest_bytes=0, parameters=own):
         forward()
-    return sum(decision.lean_bytes for decision in log)
+    return sum(each.lean for each in log.memory())
 
 
 def gradients_of(
-    program: Callable[..., Tensor], inputs: Sequence[Tensor], with_recipes: bool, **options: Any
+    program: Callable[..., Tensor],
+    inputs: Sequence[Tensor],
+    with_recipes: bool,
+    log: HeldLog | None = None,
+    **options: Any,
 ) -> list[Tensor]:
     """Return a program's output, and its gradients by fresh copies of the ``inputs`` that are of a floating type."""
     torch.manual_seed(0)
     leaves = [each.detach().clone().requires_grad_(each.is_floating_point()) for each in inputs]
     if with_recipes:
-        with Rematerializer(**{"smallest_bytes": 0, **options}):
+        options = {"smallest_bytes": 0, **options}
+        with Rematerializer(**options) if log is None else log.recording(**options):
             out = program(*leaves)
     else:
         out = program(*leaves)

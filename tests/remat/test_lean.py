@@ -21,9 +21,9 @@ from torchvision.models.feature_extraction import create_feature_extractor
 from tests.remat.programs import are_equal, assert_same_step, gradients, held, images, network
 from tests.step import step
 from zoo.errors import ConfigError
+from zoo.memory.held import HeldLog
 from zoo.remat import Rematerializer, limit, plan
 from zoo.remat.budget import Budget
-from zoo.remat.deciding import Decision
 from zoo.remat.lean import StepsAside, is_lean, lean, make_plain
 
 SIZE_PX = 64  # maps of 64 x 64 px and 8 channels are too large to be kept as small tensors
@@ -166,15 +166,15 @@ def test_fraction_is_met_by_recomputing_sums_of_products() -> None:
     """The fraction bounds the bytes saved and recomputed. No more of them are recomputed than necessary."""
     torch.manual_seed(0)
     model, x = nn.Sequential(*(Adapted(width) for width in (512, 512, 512, 512))), torch.randn(256, 128)
-    log: list[Decision] = []
-    rematerializer = Rematerializer(0.35, log=log, parameters=model.parameters())
+    budget = Budget.parse(0.35)
     for _ in range(2):  # the first pass is recorded
-        log.clear()
-        with rematerializer:
-            model(x.requires_grad_()).sum().backward()
-    share = sum(each.lean_bytes for each in log) / sum(each.plain_bytes for each in log)
+        log = HeldLog()
+        with log.recording(budget, parameters=model.parameters()):
+            node = model(x).sum().grad_fn
+    share = sum(each.lean for each in log.memory()) / sum(each.plain for each in log.memory())
     assert 0 < share <= 0.35
-    planner = rematerializer._limiter.planner(None)
+    del node
+    planner = budget.limiter.planner(None)
     assert 0.25 < planner.within(0.35 * planner.plain_bytes).live / planner.plain_bytes <= 0.35
 
 

@@ -17,11 +17,12 @@ from torch import Tensor, nn
 from tests.remat.hunt import Saves
 from tests.remat.programs import FrozenBody, are_equal, assert_same, bytes_held, gradients, images, network
 from tests.torch_internals.test_dispatch import Watch
+from zoo.memory.held import HeldLog
 from zoo.ops import backend, native
 from zoo.remat import Rematerializer
 from zoo.remat.budget import Budget
 from zoo.remat.cost import ATTENTIONS, flops_of
-from zoo.remat.deciding import INPUT, Decider, Decision
+from zoo.remat.deciding import Decider
 from zoo.remat.exact_norms import apply_line
 from zoo.remat.recipes import RecipeError
 from zoo.remat.rules import RULES
@@ -65,14 +66,14 @@ def test_sparse_tensors_are_saved_unchanged() -> None:
 
 def test_recipes_start_from_small_outputs() -> None:
     first, second = nn.Conv2d(3, 4, 3), nn.Conv2d(4, 2, 1)
-    log: list[Decision] = []
-    with Rematerializer(log=log, smallest_bytes=4096):
+    log = HeldLog()
+    with log.recording(smallest_bytes=4096):
         # The mean of the small map is not saved by the interpolation, and gone when the convolution saves what it made.
         second(
             F.interpolate(first(images()[:, :, :5, :5]).mean(1, keepdim=True).expand(-1, 4, -1, -1), scale_factor=16)
         )
-    (large,) = [decision for decision in log if decision.bytes > 4096]
-    assert not large.is_kept, large
+    (large,) = [each for each in log.memory() if each.plain > 4096]
+    assert large.lean == 0
 
 
 @pytest.mark.parametrize("is_rectified", [False, True])
@@ -223,11 +224,11 @@ def test_input_overwritten_before_backward_raises() -> None:
 def test_recipe_detects_overwritten_parameter() -> None:
     norm, last = nn.LayerNorm(64), nn.Linear(64, 64)
     assert norm.weight._version > 0
-    log: list[Decision] = []
-    with Rematerializer(parameters=[*norm.parameters(), *last.parameters()], smallest_bytes=1024, log=log):
+    log = HeldLog()
+    with log.recording(parameters=[*norm.parameters(), *last.parameters()], smallest_bytes=1024):
         out = last(norm(torch.randn(32, 64, requires_grad=True) * 2))
-    of_norm = [each.reason for each in log if each.made_by == "aten.native_layer_norm" and each.bytes > 1024]
-    assert of_norm == ["recomputed in backward"]
+    of_norm = [each.lean for each in log.memory() if each.made_by == "aten.native_layer_norm" and each.plain > 1024]
+    assert of_norm == [0]
     with torch.no_grad():
         norm.weight.mul_(2)
     with pytest.raises(RuntimeError, match="modified"):
@@ -301,10 +302,10 @@ def test_smaller_input_stays_alive_until_its_recipe_is_decided() -> None:
         del small
         return large * F.interpolate(large, scale_factor=0.5).mean()
 
-    log: list[Decision] = []
+    log = HeldLog()
     assert_same(program, X, Y, log=log)
-    (large,) = [each for each in log if each.made_by == "aten.upsample_bilinear2d" and each.bytes]
-    assert not large.is_kept
+    (large,) = [each for each in log.memory() if each.made_by == "aten.upsample_bilinear2d"]
+    assert (large.plain > 0, large.lean) == (True, 0)
 
 
 def test_recipe_starts_from_view_of_freed_inputs() -> None:
@@ -314,12 +315,11 @@ def test_recipe_starts_from_view_of_freed_inputs() -> None:
         maps = linear(x.flatten(2)) * 2  # the product is freed
         return maps.unsqueeze(0).expand(3, -1, -1, -1).contiguous() ** 2
 
-    log: list[Decision] = []
     budget = Budget()
     for _ in range(2):  # the maps stay alive for a plan
-        log.clear()
+        log = HeldLog()
         assert_same(program, X, Y, log=log, parameters=linear.parameters(), budget=budget)
-    assert sum(each.lean_bytes for each in log) == X.nbytes + X.nbytes  # x and the maps
+    assert sum(each.lean for each in log.memory()) == X.nbytes  # the maps
 
 
 def test_recipe_may_start_from_input_of_its_size() -> None:
@@ -327,10 +327,10 @@ def test_recipe_may_start_from_input_of_its_size() -> None:
         x = (x * y).cumsum(0)
         return x * torch.sigmoid(1.702 * x)
 
-    log: list[Decision] = []
+    log = HeldLog()
     assert_same(quick_gelu, X, Y, log=log)
-    (gate,) = [each for each in log if each.made_by == "aten.sigmoid"]
-    assert (gate.is_kept, gate.bytes) == (False, X.nbytes)
+    (gate,) = [each for each in log.memory() if each.made_by == "aten.sigmoid"]
+    assert (gate.plain, gate.lean) == (X.nbytes, 0)
 
 
 def test_attention_is_recomputed_where_budget_allows_it() -> None:
@@ -342,14 +342,13 @@ def test_attention_is_recomputed_where_budget_allows_it() -> None:
         return F.scaled_dot_product_attention(plain * y.mean(), key, query, attn_mask=mask).square()
 
     for budget, is_recomputed in ((None, False), (0.01, True)):
-        log: list[Decision] = []
         parsed = Budget.parse(budget)
         for _ in range(2):
-            log.clear()
+            log = HeldLog()
             assert_same(program, X, Y, log=log, budget=parsed)
-        outputs = [each for each in log if "attention" in each.made_by and each.bytes]
+        outputs = [each for each in log.memory() if "attention" in each.made_by and each.plain]
         assert outputs
-        assert any(not each.is_kept for each in outputs) == is_recomputed
+        assert any(each.lean == 0 for each in outputs) == is_recomputed
 
 
 @pytest.mark.parametrize(
@@ -363,10 +362,12 @@ def test_products_of_low_rank_are_recomputed_without_budget(rank: int, width: in
     def program(x: Tensor, y: Tensor) -> Tensor:
         return (x @ down @ up) * y.flatten()[:width]
 
-    log: list[Decision] = []
+    log = HeldLog()
     assert_same(program, X, Y, log=log)
-    (product,) = [each for each in log if each.made_by == "aten.mm" and each.bytes == X[..., 0].numel() * width * 4]
-    assert product.is_kept is is_kept
+    (product,) = [
+        each for each in log.memory() if each.made_by == "aten.mm" and each.plain == 4 * X[..., 0].numel() * width
+    ]
+    assert (product.lean > 0) is is_kept
 
 
 def test_attention_with_dropout_has_no_price() -> None:
@@ -404,15 +405,15 @@ def test_frozen_layers_give_the_same_bits(has_frozen_norms: bool, dtype: torch.d
 
 def test_frozen_layers_hold_only_signs() -> None:
     model, x = FrozenBody(), images(16)
-    log: list[Decision] = []
-    with Rematerializer(smallest_bytes=0, parameters=[*model.parameters(), *model.buffers()], log=log) as recording:
+    log = HeldLog()
+    with log.recording(smallest_bytes=0, parameters=[*model.parameters(), *model.buffers()]) as recording:
         recording._pass.frozen.is_seen = True  # as it is from the first frozen layer on
         out = model(x)
-    held = {each.made_by for each in log if each.is_kept and each.bytes and each.reason != INPUT}
-    assert held == {"", "aten.max_pool2d_with_indices", "aten.avg_pool2d"}  # images, indices, input of the head
-    signs = [each.bytes for each in log if each.reason == "backward reads only its signs"]
+    held = {each.made_by for each in log.memory() if each.plain and each.lean}
+    assert held == {"aten.max_pool2d_with_indices", "aten.avg_pool2d"}  # indices, input of the head
+    signs = [each.plain for each in log.memory() if "relu" in each.made_by]
     assert signs == [2 * 8 * 16 * 16 * 4] * 4 + [2 * 8 * 8 * 8 * 4]
-    assert sum(each.bytes for each in log if each.reason == INPUT) == sum(signs) // 32
+    assert sum(each.lean for each in log.memory() if each.made_by == "zoo.lean") == sum(signs) // 32
     out.sum().backward()
 
 
@@ -470,13 +471,13 @@ def test_rectified_map_is_freed_when_network_forgets_it() -> None:
 @pytest.mark.parametrize(("kib", "is_kept"), [(3, (True, True)), (5, (False, True)), (9, (False, False))])
 def test_small_tensors_are_saved(kib: int, is_kept: tuple[bool, bool]) -> None:
     """The plan of the second pass finds some others not worth an operation in backward."""
-    log: list[Decision] = []
-    weight = torch.ones(kib * 256, requires_grad=True)
-    recording = Rematerializer(parameters=[weight], log=log)
+    weight, budget, found = torch.ones(kib * 256, requires_grad=True), Budget(), []
     for _ in range(2):
-        with recording:
+        log = HeldLog()
+        with log.recording(budget, parameters=[weight]):
             (weight * 2).square().sum().backward()
-    assert tuple(each.is_kept for each in log if each.made_by == "aten.mul") == is_kept
+        found += [each.lean > 0 for each in log.memory() if each.made_by == "aten.mul" and each.plain]
+    assert tuple(found) == is_kept
 
 
 def test_buffer_of_small_network_may_be_overwritten() -> None:

@@ -24,7 +24,7 @@ from zoo.remat.recording import traits_of
 from zoo.remat.rematerializer import Rematerializer
 from zoo.remat.rules import MASKS, rule_of
 from zoo.remat.step_log import StorageLog
-from zoo.remat.tracking import is_trackable
+from zoo.remat.tracking import SMALLEST_BYTES, is_trackable
 from zoo.torch_internals.compiler import never_compile
 from zoo.torch_internals.data import memory_id, observer, storage_id, tensors_of
 from zoo.torch_internals.dispatch import TorchDispatchMode
@@ -45,11 +45,13 @@ class HeldMemory(NamedTuple):
     """Memory that plain or lean training holds between forward and backward.
 
     Args:
+    - `place`: name of the module that first saves it, or else of the module that computes it.
     - `made_by`: the operation that computed its contents, such as "aten.convolution"; "zoo.lean" for bits and copies.
     - `plain`, `lean`: bytes that plain and lean training hold of it.
     - `reason`: why lean training holds it, or does not.
     """
 
+    place: str
     made_by: str
     plain: int
     lean: int
@@ -109,7 +111,10 @@ def held_memory(trial: Trial, budget: Budget) -> list[ModuleMemory]:
         network(*trial.inputs[0], **trial.inputs[1])
     del network  # what its attributes refer to is not held for backward
     gc.collect()
-    return [ModuleMemory(name, kinds[name], memory) for name, memory in log.by_module(budget.has_limit).items()]
+    by_place: dict[str, list[HeldMemory]] = {}
+    for each in log.memory(budget.has_limit):
+        by_place.setdefault(each.place, []).append(each)
+    return [ModuleMemory(place, kinds[place], memory) for place, memory in by_place.items()]
 
 
 @dataclass(eq=False)
@@ -187,21 +192,20 @@ class HeldLog(StorageLog):
         if storage is not None and not storage.is_saved:
             storage.is_saved, storage.place = True, self._places[-1]
 
-    def by_module(self, has_limit: bool = False) -> dict[str, list[HeldMemory]]:
-        """Return the memory that is held now, or that plain training would hold, by the names of modules.
+    def memory(self, has_limit: bool = False) -> list[HeldMemory]:
+        """Return the memory that is held now or that plain training would hold, in the order of its creation.
 
         Args:
         - `has_limit`: whether there is a budget, so that convolutions and products may be recomputed.
         """
-        found: dict[str, list[HeldMemory]] = {}
+        found = []
         alive = set(self._alive.values())
         for each in self._created:
             is_held = each in alive
             if is_held or each.is_saved:
-                name = "zoo.lean" if each.operation is None else str(each.operation).rpartition(".")[0]
+                made_by = "zoo.lean" if each.operation is None else str(each.operation).rpartition(".")[0]
                 reason = _reason_to_hold(each, has_limit) if is_held else _reason_to_free(each, has_limit)
-                plain, lean = each.size * each.is_saved, each.size * is_held
-                found.setdefault(each.place, []).append(HeldMemory(name, plain, lean, reason))
+                found.append(HeldMemory(each.place, made_by, each.size * each.is_saved, each.size * is_held, reason))
         return found
 
 
@@ -244,7 +248,7 @@ class _Names(TorchDispatchMode):
 def _reason_to_hold(storage: _Storage, has_limit: bool) -> str:
     if not storage.is_saved:
         return INPUT
-    if storage.size < LEAST_SAVING:
+    if storage.size < LEAST_SAVING * SMALLEST_BYTES:
         return SMALL
     if storage.operation in PRODUCTS and not has_limit:
         return WITH_BUDGET
