@@ -22,7 +22,6 @@ from zoo.ops import backend, native
 from zoo.remat import Rematerializer
 from zoo.remat.budget import Budget
 from zoo.remat.cost import ATTENTIONS, flops_of
-from zoo.remat.deciding import Decider
 from zoo.remat.exact_norms import apply_line
 from zoo.remat.recipes import RecipeError
 from zoo.remat.rules import RULES
@@ -132,14 +131,14 @@ def test_backward_frees_all_held_tensors(monkeypatch: pytest.MonkeyPatch) -> Non
     model = network()
     own = {parameter.untyped_storage()._cdata for parameter in model.parameters()}
     anchors: list[weakref.ref[Any]] = []
-    original = Decider.decide
+    original = KeptMemory.keep
 
-    def decide(self: Decider, tensor: Tensor, *args: Any, **kwargs: Any) -> None:
+    def keep(self: KeptMemory, tensor: Tensor) -> None:
         if tensor.grad_fn is not None and tensor.untyped_storage()._cdata not in own:
             anchors.append(weakref.ref(tensor.untyped_storage()))
-        original(self, tensor, *args, **kwargs)
+        original(self, tensor)
 
-    monkeypatch.setattr(Decider, "decide", decide)
+    monkeypatch.setattr(KeptMemory, "keep", keep)
     with Rematerializer(smallest_bytes=0):
         out = model(images())
     out.sum().backward()

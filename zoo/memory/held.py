@@ -24,9 +24,9 @@ from zoo.remat.recording import traits_of
 from zoo.remat.rematerializer import Rematerializer
 from zoo.remat.rules import MASKS, rule_of
 from zoo.remat.step_log import StorageLog
-from zoo.remat.tracking import SMALLEST_BYTES, is_trackable
+from zoo.remat.tracking import SMALLEST_BYTES
 from zoo.torch_internals.compiler import never_compile
-from zoo.torch_internals.data import memory_id, observer, storage_id, tensors_of
+from zoo.torch_internals.data import is_wrapper, memory_id, observer, storage_id, tensors_of
 from zoo.torch_internals.dispatch import TorchDispatchMode
 
 # What lean training does with memory that plain training holds.
@@ -188,7 +188,7 @@ class HeldLog(StorageLog):
     def note_saved(self, tensor: Tensor, packed: Any) -> None:
         """Record that autograd saves a tensor, and holds ``packed`` in its place."""
         self._packed.append(packed)
-        storage = self._alive.get(memory_id(tensor)) if is_trackable(tensor) else None
+        storage = self._alive.get(memory_id(tensor)) if _has_memory(tensor) else None
         if storage is not None and not storage.is_saved:
             storage.is_saved, storage.place = True, self._places[-1]
 
@@ -237,12 +237,16 @@ class _Names(TorchDispatchMode):
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        inputs = {memory_id(each) for each in tensors_of((args, kwargs)) if is_trackable(each)}
+        inputs = {memory_id(each) for each in tensors_of((args, kwargs)) if _has_memory(each)}
         result = call_in_mode(func, *args, **kwargs)
-        for each in filter(is_trackable, tensors_of(result)):
+        for each in filter(_has_memory, tensors_of(result)):
             if memory_id(each) not in inputs or traits_of(func).is_writing:  # otherwise a view
                 self._log.note_operation(func, each)
         return result
+
+
+def _has_memory(tensor: Tensor) -> bool:
+    return tensor.layout is torch.strided and not is_wrapper(tensor)
 
 
 def _reason_to_hold(storage: _Storage, has_limit: bool) -> str:

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from zoo.remat.bits import rectified_of, signs_of
-from zoo.remat.deciding import INPUT, RECOMPUTED, Decider, Decision, DecisionLog
+from zoo.remat.deciding import Decider
 from zoo.remat.recipes import SavedHandle, TrackedTensor, detached, unmodified, unpack
 from zoo.remat.tracking import Tracker, is_trackable
 from zoo.torch_internals.data import is_alias_of
@@ -29,19 +29,14 @@ class FrozenLayers:
     """Pending decisions about tensors that frozen layers save.
 
     ``is_seen`` tells whether there is such a layer. Without one, nothing has to be deferred.
-
-    Args:
-    - `log`: receives decisions; None to record none.
     """
 
-    def __init__(self, tracker: Tracker, decider: Decider, log: DecisionLog | None) -> None:
-        self._tracker, self._decider, self._log = tracker, decider, log
+    def __init__(self, tracker: Tracker, decider: Decider) -> None:
+        self._tracker, self._decider = tracker, decider
         self.is_seen = False
         self._of_relu: Any = None  # a weak reference to the output that the ReLU which has just run saves next
         self.deferred: list[DeferredHandle] = []  # of tensors that the next operation saves
         self._rectified: list[tuple[DeferredHandle, TrackedTensor]] = []  # of outputs of ReLUs
-        # contents of which nothing is saved -> the decision
-        self._unread: dict[TrackedTensor, Decision] = {}
 
     def pack(self, tensor: Tensor) -> Any:
         """Return the object that autograd holds until the decision about a tensor; None if it can be made now."""
@@ -73,9 +68,6 @@ class FrozenLayers:
             if handle.has_moved:
                 handle.settle()
             elif index == last:
-                value = self._tracker.find(tensor)
-                if value is not None:
-                    self._note_unread(value, tensor, "backward reads only its shape")
                 handle.settle(partial(torch.empty_strided, **_empty_arguments_of(tensor)))
             else:
                 handle.settle(partial(unpack, self._decider.pack(tensor)))
@@ -84,18 +76,11 @@ class FrozenLayers:
         """Make all pending decisions at the end of forward."""
         self.settle()
         self._settle_rectified(is_over=True)
-        if self._log is not None:
-            for value, each in self._unread.items():
-                is_unread = value.kept is None and value.readers == 0  # otherwise another decision has its bytes
-                self._log.decisions.append(each if is_unread else each._replace(bytes=0))
 
     def _pack_rectified(self, value: TrackedTensor, tensor: Tensor) -> Any:
         """Return what a ReLU holds in place of its output, of which it needs only the signs."""
-        reason = self._decider.reason_to_keep(value, tensor, tensor.numel() // 8)
-        if reason is None:
-            self._decider.decide(tensor, RECOMPUTED)
+        if self._decider.saves_recipe(value, tensor, tensor.numel() // 8):
             return SavedHandle(value)
-        self._note_unread(value, tensor, "backward reads only its signs")
         with DisableTorchDispatch(), torch.no_grad():
             handle = DeferredHandle(detached(tensor))  # the output itself is freed once nothing else can save it
         self._rectified.append((handle, value))
@@ -114,15 +99,9 @@ class FrozenLayers:
                 with DisableTorchDispatch(), torch.no_grad():
                     bits = signs_of(tensor)
                 handle.settle(partial(_rectified_of, bits, **_empty_arguments_of(tensor)))
-                self._decider.decide(bits, INPUT, is_kept=True)
             else:
                 undecided.append((handle, value))
         self._rectified = undecided
-
-    def _note_unread(self, value: TrackedTensor, tensor: Tensor, reason: str) -> None:
-        if self._log is not None and value not in self._unread:
-            new_bytes = tensor.untyped_storage().nbytes()
-            self._unread[value] = self._log.decision(tensor, new_bytes, False, reason)
 
 
 class DeferredHandle:

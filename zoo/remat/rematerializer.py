@@ -17,7 +17,7 @@ from torch import Tensor
 
 from zoo.remat.budget import Budget
 from zoo.remat.cost import CONVOLUTION, LINEAR, flops_of, is_low_rank
-from zoo.remat.deciding import Decider, Decision, DecisionLog
+from zoo.remat.deciding import Decider
 from zoo.remat.frozen import DeferredHandle, FrozenLayers
 from zoo.remat.limit import Limiter, existing_bytes
 from zoo.remat.operations import Operation, aten
@@ -49,26 +49,19 @@ class ForwardPass:
     """The recorded state of a forward pass until its end.
 
     Args:
-    - `parameters`, `smallest_bytes`, `existing`: see `Rematerializer`.
-    - `place`: returns the name of the running module, for decisions; None to record no decisions.
+    - `parameters`, `smallest_bytes`: see `Rematerializer`.
     """
 
     def __init__(
         self,
         parameters: Callable[[], Sequence[Tensor]],
         smallest_bytes: int | None,
-        place: Callable[[], str] | None,
-        existing: Sequence[Tensor],
     ) -> None:
         self.kept = KeptMemory(parameters)
         self.tracker = Tracker(self.kept, smallest_bytes)
-        self.decisions: DecisionLog | None = None
-        if place is not None:
-            self.decisions = DecisionLog(place, self.kept, existing)
-            self.kept.add_all_permanent()
-        self.decider = Decider(self.tracker, self.kept, self.decisions)
+        self.decider = Decider(self.tracker, self.kept)
         self.recorder = Recorder(self.tracker, self.decider)
-        self.frozen = FrozenLayers(self.tracker, self.decider, self.decisions)
+        self.frozen = FrozenLayers(self.tracker, self.decider)
 
     def is_constant(self, tensor: Tensor) -> bool:
         """Return whether a tensor is a parameter or buffer that this pass has not overwritten."""
@@ -99,12 +92,8 @@ class Rematerializer(EagerDispatchMode):
     - `smallest_bytes`: tensors of fewer bytes are saved. None: 4 KiB.
     - `parameters`: parameters and buffers. They stay alive anyway, so recipes may start from them for free. An iterator
       is consumed only if necessary; recipes may always start from an `nn.Parameter`.
-    - `log`: receives all decisions; None to record none.
-    - `existing`: tensors that exist before the pass, such as the inputs of the network. Decisions do not count their
-      bytes, and a budget in bytes does.
+    - `existing`: tensors that exist before the pass, such as the inputs of the network. A budget in bytes counts them.
     - `signature`: tells which forward passes compute tensors of the same sizes.
-
-    While the context is active, ``place`` may be set to the name of the running module; decisions carry it.
     """
 
     def __init__(
@@ -113,7 +102,6 @@ class Rematerializer(EagerDispatchMode):
         *,
         smallest_bytes: int | None = None,
         parameters: Iterable[Tensor] = (),
-        log: list[Decision] | None = None,
         existing: Sequence[Tensor] = (),
         signature: Any = None,
     ) -> None:
@@ -122,8 +110,7 @@ class Rematerializer(EagerDispatchMode):
         self._budget.limiter = self._limiter = self._budget.limiter or Limiter(self._budget)
         self._smallest_bytes = smallest_bytes
         self._parameters = cache(lambda: [each for each in parameters if is_trackable(each)])
-        self._log, self._existing, self._signature = log, existing, signature
-        self.place = ""
+        self._existing, self._signature = existing, signature
 
     @never_compile
     def __enter__(self) -> Rematerializer:
@@ -138,8 +125,7 @@ class Rematerializer(EagerDispatchMode):
 
     def _begin(self) -> None:
         """Create the recorded state."""
-        place = None if self._log is None else lambda: self.place
-        self._pass = ForwardPass(self._parameters, self._smallest_bytes, place, self._existing)
+        self._pass = ForwardPass(self._parameters, self._smallest_bytes)
         self._pass.tracker.observer = self._observer()
         self._hooks: Any = torch.autograd.graph.saved_tensors_hooks(self.pack, _unpack)
 
@@ -156,7 +142,7 @@ class Rematerializer(EagerDispatchMode):
         self._end(is_whole=error[0] is None)
 
     def _end(self, is_whole: bool = True) -> None:
-        """Make all pending decisions, report them, and release the recorded state.
+        """Make all pending decisions, and release the recorded state.
 
         A pass that is not whole ended with an exception.
         """
@@ -166,8 +152,6 @@ class Rematerializer(EagerDispatchMode):
             observer.graph.has_frozen = ended.frozen.is_seen
             observer.graph.smallest_bytes = ended.tracker.smallest_bytes
         self._limiter.end(self._signature, observer, is_whole)
-        if self._log is not None and ended.decisions is not None:
-            self._log += ended.decisions.decisions
         del self._hooks, self._pass  # they refer to self
 
     @never_compile
@@ -177,7 +161,7 @@ class Rematerializer(EagerDispatchMode):
         """Run an operation and record how to recompute its outputs."""
         kwargs = kwargs or {}
         traits, forward = traits_of(operation), self._pass
-        recorder, frozen, decisions = forward.recorder, forward.frozen, forward.decisions
+        recorder, frozen = forward.recorder, forward.frozen
         if operation is CONVOLUTION and not args[1].requires_grad:
             frozen.is_seen = True
         saves = frozen.is_seen and torch.is_grad_enabled() and _innermost() is self
@@ -201,8 +185,6 @@ class Rematerializer(EagerDispatchMode):
                     if forward.tracker.observer is not None:
                         forward.tracker.observer.note_flops(flops)
                     recorder.record(traits, args, kwargs, out)
-            if decisions is not None:
-                decisions.note(operation, args, out)
         if frozen.is_seen:
             frozen.note_relu(out if saves and traits.rule.repeat is RELU else None)
         return out
