@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -327,6 +328,49 @@ def test_dict_is_one_input() -> None:
         zoo.memory_report(WithLoss(), {"pixel_values": x})
     with pytest.raises(KeyError):
         zoo.memory_report(OfDict(64, 32), {"y": x})
+
+
+class Images:
+    """A batch in an object."""
+
+    def __init__(self, size: int) -> None:
+        self.tensors, self.names = {"images": torch.ones(size, 64)}, ["one"]
+
+
+@pytest.mark.parametrize("kind", [Images, lambda size: [Images(size)], lambda size: {"first": (Images(size),)}])
+def test_inputs_in_objects_are_copied_and_not_counted(kind: Callable[[int], Any]) -> None:
+    class Overwriting(nn.Linear):
+        def forward(self, batch: Any) -> Tensor:
+            batch = batch["first"] if isinstance(batch, dict) else batch
+            batch = batch[0] if isinstance(batch, (list, tuple)) else batch
+            return super().forward(batch.tensors["images"].mul_(2)).exp()
+
+    model, batch = Overwriting(64, 64), kind(128)
+    report = zoo.memory_report(model, batch)
+    images = batch["first"] if isinstance(batch, dict) else batch
+    images = images[0] if isinstance(images, (list, tuple)) else images
+    assert bool((images.tensors["images"] == 1).all())
+    assert report.plain == 4 * 128 * 64
+    assert report.plain_peak == zoo.memory_report(WithoutObject(model), torch.ones(128, 64)).plain_peak
+    assert report.largest_batch("1MB") > 128
+
+
+class WithoutObject(nn.Module):
+    """Calls a network with an image in an object."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, x: Tensor) -> Tensor:
+        batch = Images(0)
+        batch.tensors["images"] = x
+        return self.model(batch)
+
+
+def test_input_without_copies_raises() -> None:
+    with pytest.raises(ConfigError, match=r"an input cannot be copied: .*; support copy\.deepcopy"):
+        zoo.memory_report(nn.Linear(4, 4), (each for each in range(3)))
 
 
 @pytest.mark.parametrize("is_network", [True, False])

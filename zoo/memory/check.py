@@ -28,12 +28,13 @@ from zoo.memory.scenarios import SCENARIOS, STEPS, Scenario, Training, match_nam
 from zoo.memory.timing import Clock, time_interleaved, training_step
 from zoo.memory.trial import (
     ModelInputs,
+    copied,
     copy_network,
     default_loss,
     device_of,
     trained_outputs,
 )
-from zoo.memory.values import Difference, Value, copied, difference, value_of
+from zoo.memory.values import Difference, Value, difference, value_of
 from zoo.ops.recomputation import restored_generators
 from zoo.remat.containers import tensors_in
 from zoo.remat.lean import lean

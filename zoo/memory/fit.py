@@ -19,12 +19,12 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from zoo.errors import ConfigError, join_names
-from zoo.memory.trial import ModelInputs, Trial
+from zoo.memory.trial import ModelInputs, Trial, copied
 from zoo.ops.meta_attention import meta_attention
 from zoo.remat.budget import Budget, parse_limit
+from zoo.remat.containers import tensors_in
 from zoo.remat.limit import MARGIN, optimizer_states
 from zoo.tables import bytes_text
-from zoo.torch_internals.data import tensors_of, tree_map
 
 PLACE = "MemoryReport.largest_batch"
 REMEDY = "make a report of each batch, and ask its fits()"
@@ -65,7 +65,7 @@ class Subject:
 
     def __init__(self, model: nn.Module, inputs: ModelInputs, budget: Budget) -> None:
         self._model, self._budget = model, budget
-        self._inputs = tree_map(lambda each: each.to("meta") if isinstance(each, Tensor) else each, inputs)
+        self._inputs: ModelInputs = copied(inputs, lambda each: each.to("meta"))
         self._has_autocast = any(map(torch.is_autocast_enabled, ("cpu", "cuda")))
         self._state_bytes = sum(each.nbytes for each in optimizer_states(list(model.parameters())))
 
@@ -91,7 +91,7 @@ class Subject:
             names = join_names(sorted(recurrent))
             what = f"batches are counted on the meta device, which does not run the fused kernels of {names}"
             raise ConfigError(what, PLACE, REMEDY)
-        sizes = {len(each) for each in tensors_of(self._inputs)[:1] if each.ndim > 0}
+        sizes = {len(each) for each in tensors_in(self._inputs)[:1] if each.ndim > 0}
         if not sizes:
             raise ConfigError("the first input has no batch dimension", PLACE, "pass a batch to zoo.memory_report")
         try:
@@ -112,12 +112,12 @@ class Subject:
     def _peak(self, model: nn.Module, given: int, is_plain: bool, batch: int) -> float:
         """Return the bytes of a step without the state of the optimizer."""
 
-        def scaled(value: Any) -> Any:
-            if not isinstance(value, Tensor) or value.ndim == 0 or len(value) != given:
-                return value
-            return value.new_empty((batch, *value.shape[1:])).requires_grad_(value.requires_grad)
+        def scaled(tensor: Tensor) -> Tensor:
+            if tensor.ndim == 0 or len(tensor) != given:
+                return tensor
+            return tensor.new_empty((batch, *tensor.shape[1:])).requires_grad_(tensor.requires_grad)
 
-        trial = Trial(model, tree_map(scaled, self._inputs), PLACE)
+        trial = Trial(model, copied(self._inputs, scaled), PLACE)
         if is_plain:
             return trial.plain().peak
         return trial.lean(Budget(0.0 if self._budget.peak_bytes is not None else self._budget.share)).peak

@@ -23,8 +23,8 @@ from zoo.memory.trial import NoGradientsError, Timeline, Trial
 from zoo.ops.meta_attention import kernel_device, meta_attention
 from zoo.ops.recomputation import restored_generators
 from zoo.remat.budget import Budget, parse_limit
+from zoo.remat.containers import tensors_in
 from zoo.tables import Cell, markdown_table
-from zoo.torch_internals.data import tensors_of
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -268,8 +268,8 @@ def memory_report(
     - `named_inputs`: its inputs by name. For a dict of them: ``zoo.memory_report(model, **batch)``.
 
     Raises TypeError if ``model`` is not a module, or if it has an input named ``budget`` too. Raises ConfigError for an
-    invalid budget, for a network that cannot be copied, if the network and its inputs are not all on the meta device or
-    all on another, and for autocast on the meta device, where it has no effect.
+    invalid budget, for a network or an input that cannot be copied, if the network and its inputs are not all on the
+    meta device or all on another, and for autocast on the meta device, where it has no effect.
     """
     _check_arguments(model, budget)
     limit = Budget.parse(budget)
@@ -349,7 +349,7 @@ def _suggested(trial: Trial, held_bytes: int) -> WithBudget | None:
 def _is_on_meta(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     """Return whether the network and its inputs are on the meta device; ConfigError if that cannot be counted."""
     own = {each.device for each in (*model.parameters(), *model.buffers())}
-    given = {each.device for each in tensors_of((args, kwargs)) if each.ndim > 0}  # scalars may be anywhere
+    given = {each.device for each in tensors_in((args, kwargs)) if each.ndim > 0}  # scalars may be anywhere
     meta = torch.device("meta")
     if own and ((own == {meta} and given - own) or (meta in given and meta not in own)):
         raise ConfigError(

@@ -17,8 +17,8 @@ from torch import Tensor, nn
 
 from zoo.errors import ConfigError, join_names
 from zoo.memory.places import StepDigests
-from zoo.memory.trial import ModelInputs, device_of, trained_outputs
-from zoo.memory.values import Value, copied, difference, value_of
+from zoo.memory.trial import ModelInputs, copied, device_of, trained_outputs
+from zoo.memory.values import Value, difference, value_of
 from zoo.remat.containers import PLAIN, named, tensors_in
 from zoo.torch_internals.data import DropoutBase, is_wrapper
 

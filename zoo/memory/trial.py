@@ -8,7 +8,7 @@ from __future__ import annotations
 import copy
 import gc
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -20,12 +20,13 @@ from torch import Tensor, nn
 from zoo.errors import ConfigError, join_names, truncate
 from zoo.memory.block_checkpointing import checkpoint_blocks
 from zoo.remat.budget import Budget
+from zoo.remat.containers import tensors_in
 from zoo.remat.lean import make_plain
 from zoo.remat.limit import Measurement, existing_bytes, optimizer_states
 from zoo.remat.plan import Planner
 from zoo.remat.rematerializer import Rematerializer
 from zoo.remat.step_log import StorageLog
-from zoo.torch_internals.data import observer, tensors_of, tree_map
+from zoo.torch_internals.data import observer, tensors_of
 
 ModelInputs: TypeAlias = tuple[tuple[Any, ...], dict[str, Any]]  # arguments and keywords of a network
 
@@ -64,14 +65,12 @@ def _cross_entropy(output: Tensor) -> Tensor:
     return F.cross_entropy(scores, torch.zeros(len(scores), dtype=torch.long, device=scores.device))
 
 
-def as_leaf(value: Any) -> Any:
-    """Return a tensor detached from its history, which requires gradients as before; other values unchanged."""
-    return value.detach().requires_grad_(value.requires_grad) if isinstance(value, Tensor) else value
-
-
-def clone(value: Any) -> Any:
-    """Return a copy of a tensor; other values unchanged."""
-    return value.clone() if isinstance(value, Tensor) else value
+def copied(value: Any, change: Callable[[Tensor], Tensor] = Tensor.clone) -> Any:
+    """Return a deep copy with a function applied to each tensor, whose result becomes a leaf of autograd."""
+    changed = {id(each): change(each) for each in tensors_in(value)}
+    return copy.deepcopy(
+        value, {key: each.detach().requires_grad_(each.requires_grad) for key, each in changed.items()}
+    )
 
 
 def device_of(module: nn.Module) -> torch.device:
@@ -139,13 +138,18 @@ class Trial:
 
     Args:
     - `inputs`: arguments and keywords of the network, which are copied.
-    - `place`: named by the error for a network that cannot be copied.
+    - `place`: named by the errors for a network or an input that cannot be copied.
     """
 
     def __init__(self, model: nn.Module, inputs: ModelInputs, place: str) -> None:
         self._model, self._place = model, place
-        self.inputs = _copied_inputs(inputs)
-        self._existing = [*tensors_of(self.inputs), *optimizer_states(list(model.parameters()))]
+        try:
+            self.inputs: ModelInputs = copied(inputs)
+        except Exception as error:  # classes may raise anything
+            raise ConfigError(
+                f"an input cannot be copied: {truncate(error)}", place, "support copy.deepcopy"
+            ) from error
+        self._existing = [*tensors_in(self.inputs), *optimizer_states(list(model.parameters()))]
         self._existing_bytes = existing_bytes(lambda: [*model.parameters(), *model.buffers()], self._existing)
 
     def copy(self) -> nn.Module:
@@ -190,7 +194,7 @@ class Trial:
 
     def _step(self, network: nn.Module, context: AbstractContextManager[Any]) -> Timeline:
         """Train a copy of the network for one step, with forward in ``context``."""
-        args, kwargs = _copied_inputs(self.inputs)  # forward may overwrite them
+        args, kwargs = copied(self.inputs)  # forward may overwrite them
         log = StorageLog()
         gc.collect()
         try:
@@ -206,8 +210,3 @@ class Trial:
             return OUT_OF_MEMORY
         starts = [(index, name) for name, index in log.marks]
         return Timeline([self._existing_bytes + each for each in log.totals()], end, starts)
-
-
-def _copied_inputs(inputs: ModelInputs) -> ModelInputs:
-    copied: ModelInputs = tree_map(clone, tree_map(as_leaf, inputs))
-    return copied

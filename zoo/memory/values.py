@@ -5,8 +5,6 @@ Tested by tests/memory/test_check.py.
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,8 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from zoo.errors import truncate
-from zoo.memory.trial import as_leaf, clone
-from zoo.remat.containers import PLAIN, items_of, tensors_in
+from zoo.remat.containers import PLAIN, items_of
 
 
 class Value(NamedTuple):
@@ -100,11 +97,6 @@ def value_of(step: int, name: str, value: Any) -> Value:
         return Value(step, name, repr(value), None)
     keys = ", ".join(key for key, _ in items_of(value))
     return Value(step, name, type(value).__qualname__ + (f" of {keys}" if keys else ""), None)
-
-
-def copied(value: Any, change: Callable[[Tensor], Tensor] = clone) -> Any:
-    """Return a deep copy with a function applied to each tensor, whose result becomes a leaf of autograd."""
-    return copy.deepcopy(value, {id(each): as_leaf(change(each)) for each in tensors_in(value)})
 
 
 def elements_of(tensor: Tensor) -> Tensor:
