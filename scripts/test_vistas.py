@@ -83,7 +83,7 @@ def _load(model: Path) -> LoadedNetwork:
 
     found, published = resolve(model), resolve(NETWORK).experiment
     assert published is not None
-    network = load_network(NETWORK, model) if found.spec is None else load_network(model)
+    network = load_network(NETWORK, model) if found.record is None else load_network(model)
     if found.experiment is None and network.experiment.task == "segmentation":
         experiment = network.experiment.model_copy(update={"segmentation": published.segmentation})
         network = replace(network, experiment=experiment)

@@ -26,7 +26,7 @@ from zoo.benchmark.strategies import (
     compile_with_budget,
 )
 from zoo.config.architectures import ARCHITECTURES
-from zoo.config.network import NetworkSpec
+from zoo.config.network import ExternalSpec, NetworkSpec
 from zoo.errors import ConfigError
 from zoo.layers import InPlaceABN
 from zoo.memory.allocations import count_memory, measure_memory
@@ -195,7 +195,7 @@ def test_networks_are_measured_relative_to_eager_std_bn() -> None:
 
 def test_external_network_keeps_its_norms() -> None:
     results = new_results()
-    setup = Setup(NetworkSpec(arch="torchvision:resnet18"), batch=2, size=32)
+    setup = Setup(ExternalSpec(arch="torchvision:resnet18"), batch=2, size=32)
     measure_strategies(results, setup, choose_strategies(EAGER, ["std-BN*", "iABN", "RevNet"]), rounds=0)
     held = values_of(results, "held")
     assert [*held] == [
@@ -295,7 +295,7 @@ def test_predictions_are_within_5_percent_of_real_steps(arch: str, kernels: str)
 
 
 def test_held_bytes_of_lean_networks_are_predicted() -> None:
-    setup = Setup(NetworkSpec(arch="torchvision:resnet18"), batch=2, size=64)
+    setup = Setup(ExternalSpec(arch="torchvision:resnet18"), batch=2, size=64)
     for strategy in choose_strategies(EAGER, ["std-BN lean*"]):
         real, abstract = strategy.build(setup), strategy.build(replace(setup, device=torch.device("meta")))
         taken = measure_memory(setup.forward_of(real), real.parameters())

@@ -24,8 +24,8 @@ def weights(tmp_path: Path) -> Path:
     """Weights of a small network, which describe it."""
     torch.manual_seed(0)
     model = zoo.get("resnet32_cifar", norm="inplace", num_classes=3)
-    described = model.built_as.model_copy(update={"class_names": ["a", "b", "c"]})
-    torch.save({"state_dict": model.state_dict(), "network": described.model_dump(mode="json")}, tmp_path / "w.pth")
+    described = {**model.built_as.model_dump(mode="json"), "class_names": ["a", "b", "c"]}
+    torch.save({"state_dict": model.state_dict(), "network": described}, tmp_path / "w.pth")
     return tmp_path / "w.pth"
 
 
@@ -55,7 +55,7 @@ def test_pushed_network_loads_unchanged(hub: Hub, weights: Path, capsys: pytest.
     assert_same(load(files_of(hub)["model.safetensors"]), read_state_dict(weights))
     model = zoo.get(f"hf-hub:{REPOSITORY}")
     assert_same(model.state_dict(), read_state_dict(weights))
-    assert model.built_as.class_names == ["a", "b", "c"]
+    assert model.pretrained_cfg["label_names"] == ["a", "b", "c"]
     config = json.loads(files_of(hub)["config.json"])
     assert (config["architecture"], config["num_classes"], config["num_features"]) == ("zoo:resnet32_cifar", 3, 64)
     assert config["label_names"] == ["a", "b", "c"]

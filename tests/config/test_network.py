@@ -6,13 +6,15 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import zoo
 from zoo.config.experiment import Experiment
-from zoo.config.network import NetworkSpec, Preprocessing, escape_names, merge, parse_spec
+from zoo.config.network import ExternalSpec, NetworkSpec, Spec, merge, parse_spec
 from zoo.config.parse import parse_experiment
+from zoo.config.record import NetworkRecord, Preprocessing, escape_names
 from zoo.errors import DataError
 from zoo.weights.description import parse_description
 
@@ -40,7 +42,7 @@ def test_defaults_are_the_same_in_python_and_json() -> None:
     assert parse_experiment({"network": {"arch": "revnext", "norm": "standard"}}, "x").network == NetworkSpec(
         arch="revnext"
     )
-    assert zoo.get("revnext").built_as.for_experiment() == NetworkSpec(arch="revnext")
+    assert zoo.get("revnext").built_as == NetworkSpec(arch="revnext")
 
 
 def test_merge_is_per_option_and_later_one_wins() -> None:
@@ -54,10 +56,11 @@ def test_facts_stored_in_files_are_not_experiment_settings() -> None:
 
 def test_stored_file_is_read_back_unchanged() -> None:
     spec = parse_spec({"arch": "resnext50", "num_classes": 3, "options": {"dilation": (1, 1, 2, 4)}}, "x")
-    spec = spec.described(Preprocessing(scale_val=36, crop_val=32), ["cat", "b\n", "\udcff"])
-    assert spec.class_names == ["cat", "b\\n", "\\udcff"]
-    network = json.loads(json.dumps(spec.model_dump(mode="json")))
-    assert parse_description({"state_dict": {}, "network": network}, "w.pth")[0] == spec
+    names = escape_names(["cat", "b\n", "\udcff"])
+    assert names == ["cat", "b\\n", "\\udcff"]
+    record = NetworkRecord(spec=spec, preprocessing=Preprocessing(scale_val=36, crop_val=32), class_names=names)
+    network = json.loads(json.dumps(record.content()))
+    assert parse_description({"state_dict": {}, "network": network}, "w.pth")[0] == record
 
 
 def test_class_names_that_look_the_same_raise() -> None:
@@ -73,3 +76,48 @@ def test_keys_of_original_project_are_read() -> None:
     )
     wider = {"arch": "wider_resnet38", "bn_mode": "inplace", "input_3x3": True, "dilation": 1}
     assert parse_experiment({"network": wider}, "x.json").network == NetworkSpec(arch="wider_resnet38", norm="inplace")
+
+
+@pytest.mark.parametrize(
+    ("network", "section"),
+    [
+        ({"arch": "resnet18", "norm": "sync"}, NetworkSpec),
+        ({"arch": "deeplab_resnet18"}, NetworkSpec),
+        ({"arch": "module:Mine"}, NetworkSpec),
+        ({"arch": "revvit_s"}, Spec),
+        ({"arch": "pyramid_revbifpn_s0", "num_classes": 3}, Spec),
+        ({"arch": "timm:resnet18", "options": {"pretrained": True}}, ExternalSpec),
+        ({"arch": "torchvision:resnet18", "memory": "lean"}, ExternalSpec),
+    ],
+)
+def test_spec_holds_settings_of_its_kind_of_network_alone(network: dict[str, Any], section: type[Spec]) -> None:
+    experiment = parse_experiment({"network": network}, "x")
+    assert type(experiment.network) is section
+    content = experiment.model_dump(mode="json")
+    assert content["network"].keys() == section.model_fields.keys()
+    assert parse_experiment(content, "x") == experiment
+
+
+@pytest.mark.parametrize(
+    ("section", "arch"), [(NetworkSpec, "revvit_s"), (Spec, "resnet18"), (NetworkSpec, "timm:a"), (ExternalSpec, "a")]
+)
+def test_spec_of_other_kind_of_network_raises(section: type[Spec], arch: str) -> None:
+    with pytest.raises(zoo.ConfigError, match=rf'arch = "{arch}": is described by \w*Spec, not by {section.__name__}'):
+        section(arch=arch)
+
+
+def test_external_spec_knows_package_and_name() -> None:
+    spec = ExternalSpec(arch="timm:resnet50.a1_in1k", options={"pretrained": True, "drop_rate": 0.1})
+    assert (spec.package, spec.name) == ("timm", "resnet50.a1_in1k")
+    assert spec.builder_arguments() == {"pretrained": True, "drop_rate": 0.1, "memory": "auto"}
+    assert spec.changed(num_classes=3).without_pretrained().builder_arguments() == {
+        "drop_rate": 0.1,
+        "num_classes": 3,
+        "memory": "auto",
+    }
+
+
+def test_other_number_of_classes_removes_class_names() -> None:
+    record = NetworkRecord(spec=NetworkSpec(arch="resnet18", num_classes=2), class_names=["cat", "dog"])
+    assert record.with_spec(record.spec.changed(norm="sync")).class_names == ["cat", "dog"]
+    assert record.with_spec(record.spec.changed(num_classes=1)).class_names is None

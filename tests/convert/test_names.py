@@ -9,7 +9,7 @@ import torch
 import torchvision
 
 from zoo.config.network import NetworkSpec
-from zoo.config.published import published_spec
+from zoo.config.published import published_record
 from zoo.convert import from_torchvision, inplace_to_standard, relu_to_leaky_relu, standard_to_inplace
 from zoo.convert.conversion import source_spec
 from zoo.errors import ConfigError, ConversionError, WeightsError, ZooError
@@ -31,7 +31,7 @@ def test_published_name_is_its_network() -> None:
     name = "resnet34_ipabn-sync_lr_512"
     weights = {"classifier.fc.weight": torch.zeros(7, 512), "classifier.fc.bias": torch.zeros(7)}
     spec = source_spec(weights, name, "inplace-to-standard")
-    assert spec == published_spec(name).changed(num_classes=7, memory="auto")
+    assert spec == published_record(name).spec.changed(num_classes=7, memory="auto")
 
 
 def test_external_networks_raise_with_valid_name() -> None:

@@ -9,7 +9,7 @@ import torch
 
 import zoo
 from tests.convert.networks import IMAGES, outputs, scrambled, spec_of
-from zoo.config.network import NetworkSpec
+from zoo.config.network import ExternalSpec, NetworkSpec, Spec
 from zoo.convert import inplace_to_standard, relu_to_leaky_relu, standard_to_inplace
 from zoo.errors import ConversionError
 from zoo.layers import ABN
@@ -147,4 +147,6 @@ def test_unsupported_network_raises(convert, settings, message):
     with pytest.raises(ConversionError, match=message):
         convert(scrambled("resnet18"), spec_of("resnet18", **settings))
     with pytest.raises(ConversionError, match="torchvision:resnet18 is a network of torchvision"):
-        convert({}, NetworkSpec(arch="torchvision:resnet18"))
+        convert({}, ExternalSpec(arch="torchvision:resnet18"))
+    with pytest.raises(ConversionError, match=r"revvit_s has its own norms.*zoo convert export"):
+        convert({}, Spec(arch="revvit_s"))

@@ -42,7 +42,7 @@ def test_any_bytes_of_experiment_file_are_experiment_or_message(count: int, tmp_
 @EXAMPLES
 def test_any_record_in_weights_file_is_record_or_message(count: int, tmp_path: Path) -> None:
     config = parse_experiment(SETTINGS, "test")
-    record = config.network.described(config.input, ("a", "b")).model_dump(mode="json")
+    record = config.record(("a", "b")).content()
     cases = damaged_tree({"network": record, "state_dict": {}}) | st.dictionaries(
         st.sampled_from(("network", "config", "class_names", "state_dict")), JSON
     )

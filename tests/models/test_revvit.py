@@ -18,7 +18,7 @@ from tests.models.test_grid_bits import differing, train
 from tests.step import step
 from zoo.benchmark.depth import PROVIDERS
 from zoo.cli import main
-from zoo.config.network import NetworkSpec
+from zoo.config.network import Spec
 from zoo.config.optimizer import Optimizer
 from zoo.engine.optim import build_optimizer
 from zoo.models.revvit import RevViT
@@ -158,7 +158,7 @@ def test_checkpoint_of_authors_is_loaded_strictly(tmp_path, caplog):
 
 
 def test_weights_file_omits_norm_and_activation(tmp_path):
-    spec = NetworkSpec(arch="revvit_s", num_classes=5, options={"grid_bits": 12, "drop_path_rate": 0.1})
+    spec = Spec(arch="revvit_s", num_classes=5, options={"grid_bits": 12, "drop_path_rate": 0.1})
     stored = spec.model_dump(mode="json")
     assert stored.keys() == {"arch", "num_classes", "memory", "options"}
     model = zoo.get("revvit_s", num_classes=5, drop_path_rate=0.1, grid_bits=12)

@@ -20,6 +20,7 @@ from tests.pages.numbers import MARKERS
 from zoo.config.architectures import ARCHITECTURES, REVERSIBLE_TWINS, network_sizes
 from zoo.config.describe import SectionText, describe_options, describe_settings
 from zoo.config.experiment import Experiment
+from zoo.config.network import NetworkSpec
 from zoo.config.parse import experiments_dir, load_experiment
 from zoo.config.published import published
 from zoo.reproduce.scoreboard import verdict_lines
@@ -618,9 +619,10 @@ def experiments() -> str:
     for path in sorted(experiments_dir().glob("*.json")):
         experiment, name = load_experiment(path), path.stem
         network, optimizer = experiment.network, experiment.optimizer
+        norm = network.norm if isinstance(network, NetworkSpec) else "its own"
         paper = next((paper for pattern, paper in PAPERS.items() if fnmatchcase(name, pattern)), "")
         recipe = [str(optimizer.batch_size), str(optimizer.schedule.epochs)] if experiment.has_recipe else ["", ""]
-        rows.append([f"[`{name}`]({path.name})", f"`{network.arch}`", network.norm, paper, _expected(experiment),
+        rows.append([f"[`{name}`]({path.name})", f"`{network.arch}`", norm, paper, _expected(experiment),
                      _measured(name), *recipe])  # fmt: skip
     headers = ["experiment", "network", "norm", "paper", "expected", "measured here", "batch", "epochs"]
     return table(headers, rows, text_columns=6)

@@ -225,9 +225,9 @@ def test_arguments_without_effect_on_weights_override_file(tmp_path, caplog):
 def test_stride_overrides_dilation_of_file(tmp_path):
     source = zoo.get("resnet18", num_classes=2, dilation=[1, 1, 1, 2])
     path = _with_record(source, tmp_path / "w.pth", class_names=["cat", "dog"])
-    assert zoo.get(path).built_as.class_names == ["cat", "dog"]
-    assert zoo.get(path, num_classes=2).built_as.class_names == ["cat", "dog"]
-    assert zoo.get(path, num_classes=1).built_as.class_names is None
+    assert zoo.get(path).pretrained_cfg["label_names"] == ["cat", "dog"]
+    assert zoo.get(path, num_classes=2).pretrained_cfg["label_names"] == ["cat", "dog"]
+    assert "label_names" not in zoo.get(path, num_classes=1).pretrained_cfg
     assert zoo.get(path, output_stride=8, features_only=True).feature_info.reduction()[-1] == 8
 
 

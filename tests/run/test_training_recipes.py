@@ -20,7 +20,7 @@ from torchvision.transforms import v2
 from tests.engine.tiny import MemoryLog, differences, make_images, run
 from zoo.config.describe import leaves
 from zoo.config.experiment import Experiment
-from zoo.config.network import NetworkSpec
+from zoo.config.network import ExternalSpec, Spec
 from zoo.config.parse import experiment_names, load_experiment, parse_experiment
 from zoo.data.seeding import random_of
 from zoo.data.transforms.mixing import draw_mix
@@ -139,7 +139,7 @@ def take_two_steps(config: Experiment, data: Path, log_dir: Path, dtype: torch.d
         if len(steps) == 2:
             raise _Enough
 
-    def build(network: NetworkSpec) -> nn.Module:
+    def build(network: Spec) -> nn.Module:
         return build_from_config(network).to(dtype)
 
     with (
@@ -163,7 +163,7 @@ def test_two_steps_of_recipe_have_the_same_bits_if_it_is_lean(
     name: str, small: bool, data: Path, tmp_path: Path
 ) -> None:
     config = tiny(name, small=small)
-    memory = config.network.memory if config.network.is_external else "plain"
+    memory = config.network.memory if isinstance(config.network, ExternalSpec) else "plain"
     stored, lean = (
         config.model_copy(update={"network": config.network.changed(memory=each)}) for each in (memory, "lean")
     )
@@ -200,7 +200,7 @@ def timm_reference(name: str, config: Experiment, step: Step) -> Reference:
     timm = _timm()
     import_module("zoo.registry.timm_models")
     stated, arch = STATED[name], config.network.arch
-    registered = arch.removeprefix("timm:") if config.network.is_external else f"zoo_{arch}"
+    registered = arch.removeprefix("timm:") if isinstance(config.network, ExternalSpec) else f"zoo_{arch}"
     model = timm.create_model(registered, num_classes=NUM_CLASSES, **config.network.options).double()
     optimizer = timm.optim.create_optimizer_v2(
         model,

@@ -11,23 +11,21 @@ import torch
 import zoo
 from zoo import load_weights
 from zoo.config.limits import MAX_CLASSES
-from zoo.config.network import NetworkSpec, Preprocessing
+from zoo.config.network import NetworkSpec
+from zoo.config.record import NetworkRecord, Preprocessing
 from zoo.errors import WeightsError
 from zoo.weights import read_weights
 from zoo.weights.description import parse_description
 
-SPEC = NetworkSpec(
-    arch="resnet18",
-    activation="relu",
-    num_classes=3,
-    options={"dilation": [1, 1, 2, 4]},
+RECORD = NetworkRecord(
+    spec=NetworkSpec(arch="resnet18", activation="relu", num_classes=3, options={"dilation": [1, 1, 2, 4]}),
     class_names=["cat", "dog", "ünicorn"],
     preprocessing=Preprocessing(scale_val=36, crop_val=32, mean=[0.5, 0.5, 0.5], std=[0.25, 0.25, 0.25]),
 )
 
 
 def _changed(**changes: Any) -> dict[str, Any]:
-    return {**SPEC.model_dump(mode="json"), **changes}
+    return {**RECORD.content(), **changes}
 
 
 @pytest.fixture(scope="module")
@@ -78,3 +76,54 @@ def test_options_without_effect_on_weights_do_not_contradict_file(relu_file: Pat
     record = _changed(norm="sync", activation="leaky_relu", options={})
     torch.save({"state_dict": source.state_dict(), "network": record}, tmp_path / "sync.pth")
     load_weights(zoo.get("resnet18", norm="inplace", num_classes=3), tmp_path / "sync.pth")
+
+
+# Descriptions of networks, under "network" in checkpoints and weights files.
+IMAGES = {"scale_val": 256, "crop_val": 224, "mean": [0.485, 0.456, 0.406], "std": [0.229, 0.224, 0.225],
+          "interpolation_val": "bilinear", "crop_mode_val": "center"}  # fmt: skip
+CHOSEN = {"arch": "resnet32_cifar", "norm": "inplace", "activation": "elu", "activation_param": 0.5, "num_classes": 3,
+          "memory": "auto", "weight_init": "xavier_normal", "weight_gain_multiplier": 1.0, "options": {}}  # fmt: skip
+FIXED = {"arch": "revvit_s", "num_classes": 3, "memory": "auto", "options": {"grid_bits": 12}}
+EXTERNAL = {"arch": "torchvision:squeezenet1_1", "num_classes": 3, "memory": "lean", "options": {"dropout": 0.1}}
+STORED_NETWORKS = [CHOSEN, FIXED, EXTERNAL]
+
+
+def _checkpoint(network: dict[str, Any], path: Path, **settings: Any) -> Path:
+    """Write a checkpoint with this description and these settings of the network."""
+    torch.manual_seed(0)
+    options = {key: value for key, value in network.items() if key not in ("arch", "options")} | network["options"]
+    content = {
+        "state_dict": zoo.get(network["arch"], **options).state_dict(),
+        "network": {**network, "preprocessing": IMAGES, "class_names": ["a", "b", "c"]},
+        "config": {"network": {**network, **settings}, "seed": 3},
+        "format_version": 1,
+    }
+    torch.save(content, path)
+    return path
+
+
+@pytest.mark.parametrize("network", STORED_NETWORKS, ids=lambda network: network["arch"])
+def test_checkpoint_of_each_kind_of_network_loads(network: dict[str, Any], tmp_path: Path) -> None:
+    path = _checkpoint(network, tmp_path / "w.pth")
+    stored = read_weights(path)
+    assert stored.record.content() == {**network, "preprocessing": IMAGES, "class_names": ["a", "b", "c"]}
+    assert stored.experiment.seed == 3
+    assert stored.experiment.record(["a", "b", "c"]) == stored.record
+    loaded = zoo.load_network(path)
+    assert loaded.class_names == ["a", "b", "c"]
+    for model in (zoo.get(path), zoo.get(network["arch"], weights=path), loaded.model):
+        assert model.built_as.model_dump(mode="json") == network
+        assert all(torch.equal(model.state_dict()[key], value) for key, value in stored.state_dict.items())
+
+
+def test_checkpoint_that_began_with_weights_of_its_package_loads(tmp_path: Path) -> None:
+    path = _checkpoint(EXTERNAL, tmp_path / "w.pth", options={"dropout": 0.1, "pretrained": True})
+    assert read_weights(path).experiment.network.options["pretrained"]
+    assert zoo.load_network(path).model.built_as.options == {"dropout": 0.1}
+
+
+@pytest.mark.parametrize("network", STORED_NETWORKS, ids=lambda network: network["arch"])
+def test_checkpoint_that_describes_two_networks_raises(network: dict[str, Any], tmp_path: Path) -> None:
+    path = _checkpoint(network, tmp_path / "w.pth", num_classes=4)
+    with pytest.raises(WeightsError, match="describes two networks"):
+        read_weights(path)

@@ -16,6 +16,7 @@ import zoo
 from tests.data.sample_images import make_folder, random_image
 from tests.hub_server import Hub
 from zoo.cli import main
+from zoo.config.record import NetworkRecord
 from zoo.errors import ConfigError, WeightsError
 from zoo.weights import read_weights
 from zoo.weights.safetensors_files import safetensors_bytes
@@ -31,7 +32,7 @@ def network(seed: int = 0) -> Any:
 def files_of(model: Any, **config: Any) -> dict[str, bytes]:
     """Return the files of a repository with a network of zoo; ``config`` replaces keys of config.json."""
     described = {"network": model.built_as.model_dump(mode="json"), **config}
-    weights = safetensors_bytes(model.state_dict(), model.built_as)
+    weights = safetensors_bytes(model.state_dict(), NetworkRecord(spec=model.built_as))
     return {"config.json": json.dumps(described).encode(), "model.safetensors": weights}
 
 
@@ -193,8 +194,9 @@ def test_timm_repository_is_built_by_timm_with_identical_outputs(
     assert_same(loaded, model)
     images = torch.randn(2, 3, 64, 64)
     assert torch.equal(loaded(images), model(images))
-    spec = read_weights(NAME).spec
-    assert (spec.arch, spec.num_classes, spec.class_names) == ("timm:test_resnet", 3, ["a", "b", "c"])
+    record = read_weights(NAME).record
+    assert (record.spec.arch, record.spec.num_classes) == ("timm:test_resnet", 3)
+    assert record.class_names == ["a", "b", "c"]
     reference = timm.data.create_transform(**timm.data.resolve_model_data_config(model, use_test_size=True))
     image = random_image(0, 301, 250)
     assert torch.equal(zoo.transforms(NAME)(image), reference(image))
@@ -204,5 +206,5 @@ def test_timm_repository_is_built_by_timm_with_identical_outputs(
         "pretrained_cfg": {"input_size": [3, 64, 32]}
     }
     hub.commit("me/net", {"config.json": json.dumps(wide).encode()})
-    assert read_weights(NAME).spec.preprocessing is None
+    assert read_weights(NAME).record.preprocessing is None
     assert "the preprocessing of timm:test_resnet is not supported" in caplog.text

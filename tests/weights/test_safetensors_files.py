@@ -19,6 +19,7 @@ from torch import Tensor
 import zoo
 from tests.faults.fuzz import EXAMPLES, fuzz, mutated
 from zoo.cli import main
+from zoo.config.record import NetworkRecord
 from zoo.errors import WeightsError
 from zoo.weights import read_checkpoint, read_state_dict, read_weights
 from zoo.weights.read import extract_state_dict
@@ -69,7 +70,7 @@ def network(tmp_path: Path) -> Any:
     """A small network, whose weights and description are in source.pth."""
     torch.manual_seed(0)
     network = zoo.get("revnet38_cifar", norm="inplace", num_classes=3)
-    described = network.built_as.model_copy(update={"class_names": ["a", "b", "c"]}).model_dump(mode="json")
+    described = {**network.built_as.model_dump(mode="json"), "class_names": ["a", "b", "c"]}
     torch.save({"state_dict": network.state_dict(), "network": described}, tmp_path / "source.pth")
     return network
 
@@ -201,8 +202,8 @@ def test_tensors_stay_when_file_changes(tmp_path: Path) -> None:
 @EXAMPLES
 @pytest.mark.usefixtures("_installed")
 def test_any_bytes_are_tensors_or_message(examples: int, tmp_path: Path) -> None:
-    spec = zoo.get("resnet32_cifar").built_as
-    sound = safetensors_bytes({"a": torch.randn(3), "b": torch.tensor(7)}, spec)
+    record = NetworkRecord(spec=zoo.get("resnet32_cifar").built_as)
+    sound = safetensors_bytes({"a": torch.randn(3), "b": torch.tensor(7)}, record)
     path = tmp_path / "w.safetensors"
 
     def load(content: bytes) -> None:

@@ -13,7 +13,7 @@ import torch
 
 from zoo.benchmark.network_setup import Setup
 from zoo.benchmark.results import Results
-from zoo.config.network import NetworkSpec
+from zoo.config.network import parse_spec
 from zoo.memory.allocations import measure_memory
 
 VIT, REVVIT = "timm:vit_small_patch16_224", "revvit_s"
@@ -44,5 +44,5 @@ def measure_depths(results: Results, depths: Sequence[int], batch_size: int) -> 
 def _setup_of(arch: str, depth: int, batch_size: int, options: dict[str, int]) -> Setup:
     """Return a network of this depth and its images."""
     if arch == VIT:
-        return Setup(NetworkSpec(arch=arch, options={"depth": depth}), batch_size, 224)
-    return Setup(NetworkSpec(arch=arch, options=options), batch_size, 224, structure=(depth,))
+        return Setup(parse_spec({"arch": arch, "options": {"depth": depth}}, arch), batch_size, 224)
+    return Setup(parse_spec({"arch": arch, "options": options}, arch), batch_size, 224, structure=(depth,))

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from zoo.benchmark.results import Case
 from zoo.config.architectures import REVERSIBLE_TWINS, architecture
-from zoo.config.network import NetworkSpec
+from zoo.config.network import ExternalSpec, NetworkSpec, Spec
 from zoo.config.segmentation_section import Segmentation
 from zoo.engine.precision import DTYPES, at_least_float32, autocast
 from zoo.errors import ConfigError, join_names
@@ -53,7 +53,7 @@ class Setup:
     - `device`: device of the network; on the meta device nothing is computed.
     """
 
-    spec: NetworkSpec
+    spec: Spec
     batch: int
     size: int
     structure: tuple[int, ...] | None = None
@@ -71,7 +71,9 @@ class Setup:
     @property
     def image_shape(self) -> tuple[int, int, int]:
         """Channels, height and width of an image."""
-        return image_shape(self.spec.arch, self.size) if self.spec.is_external else (3, self.size, self.size)
+        if isinstance(self.spec, ExternalSpec):
+            return image_shape(self.spec.arch, self.size)
+        return 3, self.size, self.size
 
     def build(self, norm: str, memory: str) -> nn.Module:
         """Return the initialized network with this norm and memory strategy in training mode.
@@ -79,29 +81,27 @@ class Setup:
         A network's own norms, as external networks have, are called "standard". Raises ConfigError if the architecture
         does not support the norm, the strategy or the structure.
         """
-        if self.spec.is_external:
-            return self._build_external(norm, memory)
-        has_own_norms = self.spec.has_own_layers
-        if has_own_norms and norm != "standard":
+        if isinstance(self.spec, ExternalSpec):
+            return self.place(self._build_external(self.spec, norm, memory))
+        chooses_norms = isinstance(self.spec, NetworkSpec)
+        if not chooses_norms and norm != "standard":
             raise ConfigError(f"{self.spec.arch} has its own norms")
-        spec = self.spec.changed(memory=memory, **({} if has_own_norms else {"norm": norm}))
+        spec = self.spec.changed(memory=memory, **({"norm": norm} if chooses_norms else {}))
         with torch.device("meta" if self.device.type == "meta" else "cpu"):
             model = build_network(spec, structure=self.structure)
         initialize(model, spec)
         return self.place(MapLogits(model) if self._is_segmentation else model)
 
-    def _build_external(self, norm: str, memory: str) -> nn.Module:
-        arch = self.spec.arch
+    def _build_external(self, spec: ExternalSpec, norm: str, memory: str) -> nn.Module:
         if norm != "standard" or memory not in EXTERNAL_STRATEGIES:
             raise ConfigError(
-                f"{arch} has its own norms, and its memory strategies are {join_names(EXTERNAL_STRATEGIES)}"
+                f"{spec.arch} has its own norms, and its memory strategies are {join_names(EXTERNAL_STRATEGIES)}"
             )
         if self.structure is not None:
-            raise ConfigError(f"{arch} has its own structure", remedy="leave out the option")
-        num_classes = self.spec.given().get("num_classes")  # the default is the package's own
+            raise ConfigError(f"{spec.arch} has its own structure", remedy="leave out the option")
         with torch.device("meta" if self.device.type == "meta" else "cpu"):
-            model = build_external(arch, num_classes=num_classes, **self.spec.options)
-        return self.place(EXTERNAL_STRATEGIES[memory](model))
+            model = build_external(spec.arch, **{**spec.builder_arguments(), "memory": "plain"})
+        return EXTERNAL_STRATEGIES[memory](model)
 
     def reversible_twin(self) -> Setup:
         """Return the setup of the RevNet that the paper compares with this network. Raises ConfigError without one."""
@@ -131,9 +131,9 @@ class Setup:
         def forward() -> Tensor:
             with autocast(self.device, DTYPES[self.dtype]):
                 logits = model(images)
-                if not self.spec.is_external and not self._is_segmentation:
+                if not isinstance(self.spec, ExternalSpec) and not self._is_segmentation:
                     return F.cross_entropy(logits, targets)
-            if self.spec.is_external:
+            if isinstance(self.spec, ExternalSpec):
                 return loss_of_any(list(iter_tensors(logits)))
             logits = at_least_float32(logits)
             defaults = Segmentation()
@@ -151,7 +151,7 @@ class Setup:
 
     @property
     def _is_segmentation(self) -> bool:
-        return not self.spec.is_external and architecture(self.spec.arch).task == "segmentation"
+        return not isinstance(self.spec, ExternalSpec) and architecture(self.spec.arch).task == "segmentation"
 
     @property
     def _target_shape(self) -> tuple[int, ...]:

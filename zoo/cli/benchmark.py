@@ -209,7 +209,7 @@ class BenchmarkLean(Benchmark):
     def measure(self, results: Results) -> None:
         from zoo.benchmark.lean_networks import measure_lean_network
         from zoo.benchmark.network_setup import Setup
-        from zoo.config.network import NetworkSpec
+        from zoo.config.network import parse_spec
         from zoo.models.external import list_networks, smallest_of_each_family, split_name
         from zoo.remat.budget import parse_bytes
 
@@ -225,7 +225,7 @@ class BenchmarkLean(Benchmark):
         max_bytes = None if self.max_memory is None else parse_bytes(self.max_memory)
         for index, name in enumerate(names):
             print(f"{name} ({index + 1} of {len(names)})", file=sys.stderr, flush=True)
-            setup = Setup(NetworkSpec(arch=name), self.batch, self.size, device=results.device)
+            setup = Setup(parse_spec({"arch": name}, name), self.batch, self.size, device=results.device)
             measure_lean_network(
                 results, setup, rounds=self.rounds, max_bytes=max_bytes, budgets=self.budgets,
                 compiled_budgets=self.compiled_budgets, reports=self.reports,
@@ -255,11 +255,11 @@ class BenchmarkGrid(Benchmark):
         from zoo.benchmark.grid import draw_errors, measure_grids
         from zoo.benchmark.network_setup import Setup
         from zoo.benchmark.plot_style import check_matplotlib
-        from zoo.config.network import NetworkSpec
+        from zoo.config.network import parse_spec
 
         check_matplotlib()
         for network in self.networks:
-            setup = Setup(NetworkSpec(arch=network), self.batch, self.size, device=results.device)
+            setup = Setup(parse_spec({"arch": network}, network), self.batch, self.size, device=results.device)
             measure_grids(results, setup, self.bits, self.steps, self.rounds)
         draw_errors(self.stem, results.content(), self.steps)
 

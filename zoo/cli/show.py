@@ -33,6 +33,7 @@ class Show(Command):
     """Print JSON; the settings of an experiment are always JSON."""
 
     def run(self) -> int:
+        from zoo.config.network import ExternalSpec
         from zoo.config.published import published
         from zoo.registry.names import resolve
 
@@ -44,7 +45,7 @@ class Show(Command):
             return 0
         if found.stored is not None:
             facts = _facts_of_file(found)
-        elif found.network.is_external:
+        elif isinstance(found.network, ExternalSpec):
             facts = _facts_of_external(self.name)
         else:
             facts = _facts_of_network(self.name)
@@ -103,10 +104,10 @@ def _facts_of_network(name: str) -> dict[str, Any]:
 def _facts_of_external(name: str) -> dict[str, Any]:
     """Return the size of a network of another package, which is built on the meta device."""
     from zoo.config.architectures import EXTERNAL_MEMORY
-    from zoo.config.network import NetworkSpec
+    from zoo.config.network import ExternalSpec
     from zoo.models.build import build_on_meta
 
-    model = build_on_meta(NetworkSpec(arch=name))
+    model = build_on_meta(ExternalSpec(arch=name))
     num_parameters = sum(parameter.numel() for parameter in model.parameters())
     return {"arch": name, "parameters": num_parameters, "memory": ", ".join(EXTERNAL_MEMORY)}
 
@@ -116,13 +117,13 @@ def _facts_of_file(found: Resolved) -> dict[str, Any]:
     from zoo.engine.checkpoint import parse_progress
     from zoo.weights import digests_of
 
-    stored, spec, experiment = found.stored, found.spec, found.experiment
+    stored, experiment = found.stored, found.experiment
     assert stored is not None
     return {
         "file": escape(stored.path),
         "bytes": stored.path.stat().st_size,
         **digests_of(stored.path),
-        "network": None if spec is None else spec.model_dump(mode="json"),
+        "network": None if stored.record is None else stored.record.content(),
         "parameters": stored.num_parameters,
         **parse_progress(stored.content),
         "settings": None if experiment is None else experiment.model_dump(mode="json"),

@@ -100,11 +100,6 @@ def is_external(name: str) -> bool:
     return bool(colon) and package in NETWORK_PACKAGES
 
 
-def has_own_layers(name: str) -> bool:
-    """Return whether the norms, activation and initial weights of a network are fixed, as in external networks."""
-    return is_external(name) or (name in ARCHITECTURES and ARCHITECTURES[name].has_own_layers)
-
-
 def is_hub_name(name: str | os.PathLike[str]) -> bool:
     """Return whether ``name`` names a repository on the Hugging Face Hub, right or wrong."""
     return os.fspath(name).startswith(HUB_PREFIX)

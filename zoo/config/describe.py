@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from fnmatch import fnmatchcase
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_args
 
 from pydantic import BaseModel
 
@@ -112,6 +112,12 @@ def _fixed_section(annotation: Any) -> type[Section] | None:
     return section if section is not None and section.model_fields else None
 
 
+def _is_section(annotation: Any) -> bool:
+    """Return whether a value is always a section, or one of several."""
+    kinds = get_args(annotation) or (annotation,)
+    return all(_fixed_section(kind) is kind for kind in kinds)
+
+
 def _describe(section: type[BaseModel], path: str) -> SectionText:
     """Return the description of a section; ``path`` is empty for the top level of the file."""
     schema = section.model_json_schema()
@@ -119,7 +125,7 @@ def _describe(section: type[BaseModel], path: str) -> SectionText:
     settings = []
     for key, about in schema["properties"].items():
         field = section.model_fields[key]
-        if _fixed_section(field.annotation) is field.annotation:
+        if _is_section(field.annotation):
             continue
         default = (
             "required"

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, StringConstraints, field_validator, model_validator
 
-from zoo.config.architectures import ARCHITECTURES, is_external
+from zoo.config.architectures import ARCHITECTURES
 from zoo.config.limits import MAX_BATCH, MAX_REPLICAS, MAX_SIDE, MAX_STEPS
-from zoo.config.network import STORED_ALONE, NetworkSpec, Preprocessing, Scale, Side
+from zoo.config.network import ExternalSpec, NetworkSpec, Spec, validate_spec
 from zoo.config.optimizer import Optimizer
+from zoo.config.record import NetworkRecord, Preprocessing, Scale, Side, escape_names
 from zoo.config.regularization import Regularization
 from zoo.config.section import Section
 from zoo.config.segmentation_section import Segmentation
@@ -201,7 +202,7 @@ class Expected(Section):
 class Experiment(Section):
     """All settings of a run; omitted sections and keys have their defaults."""
 
-    network: NetworkSpec = NetworkSpec()
+    network: Annotated[NetworkSpec | Spec | ExternalSpec, BeforeValidator(validate_spec)] = NetworkSpec()
     """The network and its initial weights."""
     optimizer: Optimizer = Optimizer()
     """Optimizer, batch size and learning rate."""
@@ -239,14 +240,11 @@ class Experiment(Section):
 
     def conflicts(self) -> Iterator[tuple[str, str]]:
         """Yield settings that do not fit the task or each other, or belong only to weights files."""
-        for key in STORED_ALONE:
-            if key in self.network.model_fields_set and getattr(self.network, key):
-                yield f"network.{key}", "is stored with weights and is not a setting of experiments; remove the key"
         if self.network.num_classes == 0:
             yield "network.num_classes", "should be greater than 0"
         if self.regularization.mixes and self.optimizer.batch_size % 2:
             yield "optimizer.batch_size", "should be even with mixup or cutmix, which mix the images of its halves"
-        if is_external(self.network.arch) and self.optimizer.classifier_lr != -1:
+        if isinstance(self.network, ExternalSpec) and self.optimizer.classifier_lr != -1:
             yield (
                 "optimizer.classifier_lr",
                 f'applies to parameters named "fc", which {self.network.arch} names differently; remove the key',
@@ -257,7 +255,7 @@ class Experiment(Section):
     def _segmentation_conflicts(self, segmentation: Segmentation) -> Iterator[tuple[str, str]]:
         """Yield the problem of a network that does not segment, or settings that do not fit segmentation."""
         arch, num_classes = self.network.arch, self.network.num_classes
-        if is_external(arch):
+        if isinstance(self.network, ExternalSpec):
             yield (
                 "segmentation",
                 "networks of other packages are trained as classifiers; remove it, or use deeplab_* or pyramid_*",
@@ -285,6 +283,16 @@ class Experiment(Section):
         """Whether this says how to train the network; published weights may come without their optimizer settings."""
         is_published = self.expected is not None and self.expected.weights is not None
         return not is_published or "optimizer" in self.model_fields_set
+
+    def record(self, class_names: Iterable[str] | None = None) -> NetworkRecord:
+        """Return the description of the network for its weights files, with the names of its outputs if known.
+
+        Raises DataError as `escape_names` does.
+        """
+        names = None if class_names is None else escape_names(class_names)
+        return NetworkRecord(
+            spec=self.network.without_pretrained(), preprocessing=self.input.preprocessing(), class_names=names
+        )
 
     def defaults(self) -> Experiment:
         """Return the default experiment, with a ``segmentation`` section if this one has it."""

@@ -1,49 +1,34 @@
-"""The one description of a network: `NetworkSpec`.
+"""The description of a network: `NetworkSpec` for networks of this package, `ExternalSpec` for other packages'.
 
-The ``network`` section of an experiment is a spec, checkpoints and weights files store one, `zoo.get` merges specs and
-``zoo convert`` maps one to another. Nothing here imports torch.
+The ``network`` section of an experiment is a spec, weights files store one in a `zoo.config.record.NetworkRecord`,
+`zoo.get` merges the settings of several, and ``zoo convert`` maps one to another. Nothing here imports torch.
 """
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Annotated, Any, Literal
+from dataclasses import replace
+from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import (
-    AfterValidator,
-    AliasChoices,
-    Field,
-    SerializerFunctionWrapHandler,
-    ValidationInfo,
-    field_validator,
-    model_serializer,
+from pydantic import AfterValidator, AliasChoices, Field, ValidationError, ValidationInfo, field_validator
+
+from zoo.config.architectures import ARCHITECTURES, EXTERNAL_MEMORY, LEAN, Architecture, architecture, is_external
+from zoo.config.limits import MAX_CLASSES, MAX_RATE, MAX_SLOPE
+from zoo.config.section import (
+    UNKNOWN_KEY,
+    Conflicts,
+    KeyPath,
+    Problem,
+    Section,
+    parse_section,
+    problems_of,
+    raise_problems,
 )
-from pydantic.json_schema import SkipJsonSchema
-
-from zoo.config.architectures import (
-    ARCHITECTURES,
-    EXTERNAL_MEMORY,
-    LEAN,
-    Architecture,
-    architecture,
-    has_own_layers,
-    is_external,
-)
-from zoo.config.limits import MAX_CLASSES, MAX_RATE, MAX_SIDE, MAX_SLOPE, CropMode, Interpolation
-from zoo.config.section import Conflicts, Problem, Section, parse_section
-from zoo.errors import ConfigError, DataError, escape, join_names, shorten_repr
-from zoo.tables import counted
-
-PER_CHANNEL = Field(min_length=3, max_length=3)
-# File systems allow 255 characters, and `escape` may turn each into ten.
-MAX_NAME_CHARS = 2550
+from zoo.errors import ConfigError, ZooError, join_names, shorten_repr
 
 WITH_PARAMETER = ("leaky_relu", "elu")
-# Facts that are stored with weights. In an experiment they come from the section ``input`` and the data.
+# The keys of a weights file's description beside the settings of its network, see `zoo.config.record`.
 STORED_ALONE = ("preprocessing", "class_names")
-# The keys for a network with its own norms, activations and initial weights, as external ones are.
-KEYS_OF_OWN_LAYERS = ("arch", "num_classes", "memory", "options", *STORED_ALONE)
 # Arguments of other packages' builders -> what to use here.
 _EXTERNAL_WEIGHTS = 'say "pretrained": true, or begin with a file: zoo train --weights FILE'
 _EXTERNAL_OPTIONS = {
@@ -54,65 +39,11 @@ _EXTERNAL_OPTIONS = {
 }
 
 
-def _check_scale(value: int) -> int:
-    if value == 0:
-        raise ValueError("should be at least 1, or -1 for no resizing")
-    return value
-
-
-def _check_name(name: str) -> str:
-    if not name.isprintable():
-        raise ValueError("should contain only characters that a terminal can show")
-    return name
-
-
-def _check_unique(names: list[str]) -> list[str]:
-    if twice := [name for name, count in Counter(names).items() if count > 1]:
-        raise ValueError(f"should have each name once; found twice: {join_names(twice)}")
-    return names
-
-
 def _make_plain(value: Any) -> Any:
     """Return ``value`` with tuples as lists, as JSON has them."""
     if isinstance(value, dict):
         return {key: _make_plain(item) for key, item in value.items()}
     return [_make_plain(item) for item in value] if isinstance(value, (list, tuple)) else value
-
-
-Side = Annotated[int, Field(gt=0, le=MAX_SIDE)]
-Scale = Annotated[int, Field(ge=-1, le=MAX_SIDE), AfterValidator(_check_scale)]
-ClassName = Annotated[str, Field(min_length=1, max_length=MAX_NAME_CHARS), AfterValidator(_check_name)]
-ClassNames = Annotated[list[ClassName], Field(max_length=MAX_CLASSES), AfterValidator(_check_unique)]
-
-
-class Preprocessing(Section):
-    """How validation images are preprocessed."""
-
-    scale_val: Scale = 256
-    """Validation images are resized to this length of their shorter side; -1: not resized."""
-    crop_val: Side = 224
-    """Side of the center crop of validation images."""
-    mean: Annotated[list[Annotated[float, Field(ge=0, le=1)]], PER_CHANNEL] = Field(default=[0.485, 0.456, 0.406])
-    """Mean of red, green and blue (values from 0 to 1), which is subtracted."""
-    std: Annotated[list[Annotated[float, Field(gt=0, le=1)]], PER_CHANNEL] = Field(default=[0.229, 0.224, 0.225])
-    """Standard deviation of red, green and blue, by which values are divided."""
-
-    interpolation_val: Interpolation = "bilinear"
-    """Interpolation of validation images, antialiased."""
-    crop_mode_val: CropMode = "center"
-    """How validation images are resized before the crop, as in timm. center: the shorter side to scale_val; squash:
-    both sides, which changes the aspect ratio."""
-
-    def conflicts(self) -> Iterator[tuple[str, str]]:
-        """Yield problems of crops that are larger than the resized image, and of images that are not resized."""
-        if self.scale_val == -1 and self.crop_mode_val != "center":
-            yield "crop_mode_val", "needs a scale_val to resize to"
-        if self.scale_val != -1 and self.crop_val > self.scale_val:
-            yield "crop_val", f"should be at most scale_val, which is {self.scale_val}"
-
-    def preprocessing(self) -> Preprocessing:
-        """Return the settings of this class, without the settings of subclasses."""
-        return Preprocessing(**{key: getattr(self, key) for key in Preprocessing.model_fields})
 
 
 # Why some networks do not have an option.
@@ -148,7 +79,82 @@ def _default_num_classes(settings: Mapping[str, Any]) -> int:
     return 1000 if arch is None else arch.num_classes
 
 
-class NetworkSpec(Section):
+AnySpec = TypeVar("AnySpec", bound="Spec")
+
+
+class Spec(Section):
+    """A network by its name, with the settings that every network has.
+
+    Its norms, activation and initial weights are fixed. `NetworkSpec` chooses them, `ExternalSpec` is a network of
+    another package; `spec_class` tells which class an architecture has.
+    """
+
+    arch: Annotated[str, Field(min_length=1)]
+    """Name of the architecture; zoo list shows them. timm:NAME and torchvision:NAME are networks of other packages."""
+    num_classes: Annotated[int, Field(ge=0, le=MAX_CLASSES)] = Field(
+        default_factory=_default_num_classes, validation_alias=AliasChoices("num_classes", "classes")
+    )
+    """Number of classes, the outputs of the network; default 1000, 10 for CIFAR networks, 19 for deeplab_* and
+    pyramid_*. Alias: classes."""
+    memory: Literal["auto", "plain", "checkpoint", "lean"] = "auto"
+    """What is saved for backward; zoo show NAME lists the strategies of a network. lean applies zoo.lean."""
+    options: Annotated[dict[str, Any], AfterValidator(_make_plain)] = Field(default_factory=dict)
+    """Further options of the architecture, as zoo.get takes them; zoo show NAME explains them. For a network of
+    another package: arguments of its builder, and pretrained."""
+
+    @field_validator("memory")
+    @classmethod
+    def _check_memory(cls, memory: str, info: ValidationInfo) -> str:
+        name = info.data.get("arch", "")
+        strategies = cls._strategies(name)
+        if strategies and memory not in strategies:
+            raise ValueError(f"{name} has no such strategy; use one of {', '.join(strategies)}")
+        return memory
+
+    @classmethod
+    def _strategies(cls, name: str) -> tuple[str, ...]:
+        return ARCHITECTURES[name].memory if name in ARCHITECTURES else ()  # unknown for a custom network
+
+    @classmethod
+    def refuse_layers(cls, name: str) -> str:
+        """Return the message for a setting of layers of the network ``name``."""
+        return f"is not for {name}, which has its own norms, activation and initial weights; remove it"
+
+    @field_validator("options")
+    @classmethod
+    def _check_options(cls, options: dict[str, Any], info: ValidationInfo) -> dict[str, Any]:
+        """Return the options that are given, as the section of the architecture's options has them."""
+        name = info.data.get("arch", "")
+        problems = [Problem((key,), options[key], message) for key, message in _unknown_options(name, options)]
+        if problems:
+            raise Conflicts(problems)
+        arch = ARCHITECTURES.get(name)  # None for a custom network
+        if arch is None:
+            return options
+        options = arch.options.model_validate(options).model_dump(exclude_unset=True)
+        if problems := list(_wrong_lengths(arch, options.get("dilation"))):
+            raise Conflicts(problems)
+        return options
+
+    def conflicts(self) -> Iterator[tuple[str, str]]:
+        """Yield a problem if networks of this name have another class of specs."""
+        if type(self) is not (section := spec_class(self.arch)):
+            yield "arch", f"is described by {section.__name__}, not by {type(self).__name__}"
+
+    def changed(self: AnySpec, **changes: Any) -> AnySpec:
+        """Return the validated spec with ``changes`` applied; options are passed by their own names."""
+        return parse_section(type(self), merge(self.given(), changes), f"the network {self.arch}")
+
+    def given(self) -> dict[str, Any]:
+        """Return the settings that were set explicitly."""
+        return self.model_dump(exclude_unset=True)
+
+    def without_pretrained(self: AnySpec) -> AnySpec:
+        """Return the spec of the same network without weights of its package."""
+        return self
+
+
+class NetworkSpec(Spec):
     """The network and its initial weights."""
 
     arch: Annotated[str, Field(min_length=1)] = "resnet101"
@@ -163,13 +169,6 @@ class NetworkSpec(Section):
         default=0.01, validation_alias=AliasChoices("activation_param", "leaky_relu_slope")
     )
     """Slope of leaky_relu, alpha of elu. Alias: leaky_relu_slope."""
-    num_classes: Annotated[int, Field(ge=0, le=MAX_CLASSES)] = Field(
-        default_factory=_default_num_classes, validation_alias=AliasChoices("num_classes", "classes")
-    )
-    """Number of classes, the outputs of the network; default 1000, 10 for CIFAR networks, 19 for deeplab_* and
-    pyramid_*. Alias: classes."""
-    memory: Literal["auto", "plain", "checkpoint", "lean"] = "auto"
-    """What is saved for backward; zoo show NAME lists the strategies of a network. lean applies zoo.lean."""
     weight_init: Literal[
         "xavier_normal",
         "xavier_uniform",
@@ -182,51 +181,10 @@ class NetworkSpec(Section):
     """Initial weights of convolutions; truncated_normal is RevNet's, torch is PyTorch's own."""
     weight_gain_multiplier: Annotated[float, Field(gt=0, le=MAX_RATE)] = 1.0
     """Factor of the initial weights, used by the xavier and orthogonal initializations."""
-    options: Annotated[dict[str, Any], AfterValidator(_make_plain)] = Field(default_factory=dict)
-    """Further options of the architecture, as zoo.get takes them; zoo show NAME explains them. For a network of
-    another package: arguments of its builder, and pretrained."""
-    preprocessing: SkipJsonSchema[Preprocessing | None] = None
-    """How images were preprocessed for the network; None if unknown."""
-    class_names: SkipJsonSchema[ClassNames | None] = None
-    """Names of the outputs, in order, escaped by `escape`; None if unknown. May be fewer than the outputs."""
-
-    @field_validator("options")
-    @classmethod
-    def _check_options(cls, options: dict[str, Any], info: ValidationInfo) -> dict[str, Any]:
-        """Return the options that are given; for an architecture as its section of options has them."""
-        name = info.data.get("arch", "")
-        if is_external(name):
-            return options
-        problems = [Problem((key,), options[key], message) for key, message in _unknown_options(name, options)]
-        if problems:
-            raise Conflicts(problems)
-        arch = ARCHITECTURES.get(name)  # None for a custom network
-        if arch is None:
-            return options
-        options = arch.options.model_validate(options).model_dump(exclude_unset=True)
-        if problems := list(_wrong_lengths(arch, options.get("dilation"))):
-            raise Conflicts(problems)
-        return options
-
-    @model_serializer(mode="wrap")
-    def _serialize_known(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Omit unknown stored facts, and settings that do not apply to a network with its own layers."""
-        content: dict[str, Any] = handler(self)
-        meaningless = {key for key in STORED_ALONE if not getattr(self, key) and getattr(self, key) != []}
-        if self.has_own_layers:
-            meaningless |= content.keys() - set(KEYS_OF_OWN_LAYERS)
-        return {key: value for key, value in content.items() if key not in meaningless}
 
     def conflicts(self) -> Iterator[tuple[str, str]]:
         """Yield invalid combinations of settings."""
-        if self.class_names is not None and len(self.class_names) > self.num_classes:
-            yield (
-                "class_names",
-                f"has {counted(len(self.class_names), 'name')} for {counted(self.num_classes, 'class')}",
-            )
-        yield from self._external_conflicts() if is_external(self.arch) else self._own_conflicts()
-
-    def _own_conflicts(self) -> Iterator[tuple[str, str]]:
+        yield from super().conflicts()
         if self.activation == "relu" and self.norm != "standard":
             yield (
                 "activation",
@@ -235,91 +193,127 @@ class NetworkSpec(Section):
             )
         if self.activation in WITH_PARAMETER and self.activation_param <= 0:
             yield "activation_param", f"should be greater than 0 for {self.activation}, which has no inverse otherwise"
-        if self.has_own_layers:
-            for key in sorted(self.model_fields_set.difference(KEYS_OF_OWN_LAYERS)):
-                yield key, f"is not for {self.arch}, which has its own norms, activation and initial weights; remove it"
-        arch = ARCHITECTURES.get(self.arch)  # None for a custom network
-        if arch is not None and self.memory not in arch.memory:
-            yield "memory", f"{self.arch} has no such strategy; use one of {', '.join(arch.memory)}"
 
-    def _external_conflicts(self) -> Iterator[tuple[str, str]]:
-        package = self.arch.partition(":")[0]
-        for key in sorted(self.model_fields_set.difference(KEYS_OF_OWN_LAYERS)):
-            yield (
-                key,
-                f"is not for {self.arch}, which {package} builds with its own layers and initial weights; remove the "
-                f'key (network.options holds what its builder takes, and network.memory "{LEAN}" saves memory)',
-            )
-        if self.memory not in EXTERNAL_MEMORY:
-            yield "memory", f"{self.arch} has no such strategy; use one of {', '.join(EXTERNAL_MEMORY)}"
+
+class ExternalSpec(Spec):
+    """A network of another package, which builds and initializes it."""
+
+    @property
+    def package(self) -> str:
+        """The package, such as "timm"."""
+        return self.arch.partition(":")[0]
+
+    @property
+    def name(self) -> str:
+        """The name of the network in its package."""
+        return self.arch.partition(":")[2]
+
+    @classmethod
+    def _strategies(cls, name: str) -> tuple[str, ...]:
+        return EXTERNAL_MEMORY
+
+    @classmethod
+    def refuse_layers(cls, name: str) -> str:
+        """Return the message for a setting of layers of the network ``name``."""
+        return (
+            f"is not for {name}, which {name.partition(':')[0]} builds with its own layers and initial weights; remove "
+            f'the key (network.options holds what its builder takes, and network.memory "{LEAN}" saves memory)'
+        )
+
+    @field_validator("options")
+    @classmethod
+    def _check_options(cls, options: dict[str, Any], info: ValidationInfo) -> dict[str, Any]:
+        """Return the options unchanged, because the package checks them."""
+        return options
+
+    def conflicts(self) -> Iterator[tuple[str, str]]:
+        """Yield options that are settings here, or that the package would take weights from."""
+        yield from super().conflicts()
         for option in sorted(_EXTERNAL_OPTIONS.keys() & self.options.keys()):
             yield "options", f"{option!r} is not an option here; {_EXTERNAL_OPTIONS[option]}"
         if not isinstance(self.options.get("pretrained", False), bool):
             yield "options", f"pretrained must be true or false, got {self.options['pretrained']!r}"
 
-    @property
-    def is_external(self) -> bool:
-        """Whether the network comes from another package."""
-        return is_external(self.arch)
+    def builder_arguments(self) -> dict[str, Any]:
+        """Return the arguments of `zoo.models.external.build_external`.
 
-    @property
-    def has_own_layers(self) -> bool:
-        """Whether norms, activation and initial weights are fixed, as in external networks."""
-        return has_own_layers(self.arch)
-
-    def changed(self, **changes: Any) -> NetworkSpec:
-        """Return the validated spec with ``changes`` applied; options are passed by their own names."""
-        return parse_spec(merge(self.given(), changes), f"the network {self.arch}")
-
-    def given(self) -> dict[str, Any]:
-        """Return the settings that were set explicitly."""
-        return self.model_dump(exclude_unset=True)
-
-    def described(self, images: Preprocessing, class_names: Iterable[str] | None = None) -> NetworkSpec:
-        """Return the spec to store in weights files: with preprocessing and class names, without ``pretrained``.
-
-        Raises DataError as `escape_names` does.
+        If the number of classes is not set, it is left to the package.
         """
-        names = None if class_names is None else escape_names(class_names)
-        return self.without_pretrained().model_copy(
-            update={"preprocessing": images.preprocessing(), "class_names": names}
-        )
+        num_classes = {"num_classes": self.num_classes} if "num_classes" in self.model_fields_set else {}
+        return {**self.options, **num_classes, "memory": self.memory}
 
-    def for_experiment(self) -> NetworkSpec:
-        """Return the spec for the ``network`` section of an experiment, without the facts stored only in files."""
-        return self.model_copy(update={"preprocessing": None, "class_names": None})
-
-    def without_pretrained(self) -> NetworkSpec:
-        """Return the spec without ``pretrained``, so that an external package does not load its own weights."""
+    def without_pretrained(self) -> ExternalSpec:
+        """Return the spec without ``pretrained``, so that the package does not load its own weights."""
         options = {key: value for key, value in self.options.items() if key != "pretrained"}
-        return self.model_copy(update={"options": options}) if self.is_external else self
+        return self.model_copy(update={"options": options})
+
+
+# The keys of layers and initial weights, which only some networks have.
+LAYER_KEYS = NetworkSpec.model_fields.keys() - Spec.model_fields.keys() | {"bn_mode", "leaky_relu_slope"}
+
+
+def spec_class(arch: Any) -> type[Spec]:
+    """Return the class of the specs of an architecture; `NetworkSpec` for networks of the user's own."""
+    if not isinstance(arch, str):
+        return NetworkSpec
+    if is_external(arch):
+        return ExternalSpec
+    return Spec if arch in ARCHITECTURES and ARCHITECTURES[arch].has_own_layers else NetworkSpec
+
+
+def validate_spec(content: Any) -> Spec:
+    """Return the spec of a JSON object, of the class for its architecture, or a spec unchanged. Raises ValueError."""
+    if isinstance(content, Spec):
+        return content
+    if not isinstance(content, Mapping):
+        raise ValueError("should be a JSON object")
+    section = spec_class(content.get("arch"))
+    try:
+        return section.model_validate(dict(content))
+    except ValidationError as error:
+        problems = list(problems_of(error))
+    refusals = {
+        **dict.fromkeys(STORED_ALONE, "is stored with weights and is not a setting of experiments; remove the key"),
+        **dict.fromkeys(LAYER_KEYS, section.refuse_layers(str(content.get("arch")))),
+    }
+    raise Conflicts(
+        [
+            replace(each, message=refusals.get(str(each.path[0]), each.message))
+            if each.message == UNKNOWN_KEY
+            else each
+            for each in problems
+        ]
+    )
+
+
+def parse_spec(
+    content: Mapping[str, Any], source: str, path: KeyPath = (), error: type[ZooError] = ConfigError
+) -> Spec:
+    """Return the spec of ``content``, which messages call ``source`` and ``path``.
+
+    Raises ``error`` for invalid settings, and ConfigError for unknown architectures.
+    """
+    arch = content.get("arch")
+    if isinstance(arch, str) and spec_class(arch) is not ExternalSpec:
+        architecture(arch)
+    try:
+        return validate_spec(content)
+    except Conflicts as conflicts:
+        raise_problems([replace(each, path=path + each.path) for each in conflicts.problems], source, error)
 
 
 def merge(*contents: Mapping[str, Any]) -> dict[str, Any]:
     """Merge several descriptions. Later ones win, and options are merged individually.
 
-    Keys that are not fields of `NetworkSpec` are options. Another number of classes removes earlier class names.
+    Keys that are not fields of `NetworkSpec` are options.
     """
     merged: dict[str, Any] = {}
     options: dict[str, Any] = {}
     for content in contents:
         fields = {key: value for key, value in content.items() if key in NetworkSpec.model_fields}
-        if fields.get("num_classes") not in (None, merged.get("num_classes")):
-            merged.pop("class_names", None)
         options |= {key: value for key, value in content.items() if key not in fields} | fields.pop("options", {})
         merged |= fields
     return {**merged, "options": options}
-
-
-def parse_spec(content: Mapping[str, Any], source: str) -> NetworkSpec:
-    """Return the spec of ``content``, which messages call ``source``.
-
-    Raises ConfigError for invalid settings and unknown architectures.
-    """
-    arch = content.get("arch")
-    if isinstance(arch, str) and not is_external(arch):
-        architecture(arch)
-    return parse_section(NetworkSpec, content, source)
 
 
 def choose_dilation(arch: Architecture, output_stride: int | None, dilation: Any) -> Any:
@@ -342,17 +336,6 @@ def choose_dilation(arch: Architecture, output_stride: int | None, dilation: Any
     return arch.dilations[output_stride]
 
 
-def escape_names(names: Iterable[str]) -> list[str]:
-    """Return the names of class folders escaped by `escape`, as specs and messages use them.
-
-    Raises DataError if two names become equal.
-    """
-    escaped = [escape(name) for name in names]
-    if twice := [name for name, count in Counter(escaped).items() if count > 1]:
-        raise DataError(f"names of class folders look the same when printed: {join_names(twice)}; rename one of each")
-    return escaped
-
-
 def read_original_keys(content: Mapping[str, Any]) -> dict[str, Any]:
     """Return a ``network`` section with the original project's keys ``input_3x3`` and ``dilation`` as options.
 
@@ -360,7 +343,7 @@ def read_original_keys(content: Mapping[str, Any]) -> dict[str, Any]:
     content is not validated.
     """
     content, options, name = dict(content), content.get("options", {}), content.get("arch", "resnet101")
-    if not isinstance(name, str) or not isinstance(options, dict) or is_external(name):
+    if not isinstance(name, str) or not isinstance(options, dict) or spec_class(name) is ExternalSpec:
         return content
     arch = ARCHITECTURES.get(name)
     for key, default in (("input_3x3", False), ("dilation", 1)):

@@ -15,10 +15,10 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from zoo.config.architectures import ARCHITECTURES, NETWORK_PACKAGES, is_external
+from zoo.config.architectures import ARCHITECTURES, NETWORK_PACKAGES
 from zoo.config.describe import describe_settings
 from zoo.config.experiment import Experiment
-from zoo.config.network import read_original_keys
+from zoo.config.network import ExternalSpec, read_original_keys, spec_class
 from zoo.config.section import (
     MAX_PROBLEMS,
     UNKNOWN_KEY,
@@ -187,7 +187,7 @@ class _JsonObject(dict[str, Any]):
 def _unknown_network(content: dict[str, Any]) -> Iterator[Problem]:
     network = content.get("network")
     arch = network.get("arch") if isinstance(network, dict) else None
-    if not isinstance(arch, str) or arch in ARCHITECTURES or is_external(arch):
+    if not isinstance(arch, str) or arch in ARCHITECTURES or spec_class(arch) is ExternalSpec:
         return
     if ":" in arch:
         names = " and ".join(f'"{package}:NAME"' for package in NETWORK_PACKAGES)

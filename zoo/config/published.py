@@ -13,8 +13,8 @@ from functools import cache
 from typing import NamedTuple
 
 from zoo.config.experiment import Expected, Experiment, PublishedWeights
-from zoo.config.network import NetworkSpec
 from zoo.config.parse import experiments_dir, find_experiment, load_experiment
+from zoo.config.record import NetworkRecord
 from zoo.errors import ConfigError, nearest
 
 WEIGHTS_SUFFIX = ".pth.tar"
@@ -88,10 +88,9 @@ def entry_of(name: str) -> Published:
     raise ConfigError(f"no published weights are called {name!r}", remedy=hint)
 
 
-def published_spec(name: str) -> NetworkSpec:
-    """Return the spec of the published weights ``name``, with the preprocessing that they were scored with."""
-    experiment = entry_of(name).experiment
-    return experiment.network.described(experiment.input)
+def published_record(name: str) -> NetworkRecord:
+    """Return the record of the published weights ``name``, with the preprocessing that they were scored with."""
+    return entry_of(name).experiment.record()
 
 
 def _published(name: str, md5: str | None) -> Published:

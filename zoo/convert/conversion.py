@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from zoo.config.architectures import ARCHITECTURES, is_external
-from zoo.config.network import NetworkSpec, parse_spec
+from zoo.config.architectures import ARCHITECTURES
+from zoo.config.network import ExternalSpec, NetworkSpec, Spec, parse_spec, spec_class
 from zoo.config.parse import find_experiment, load_experiment
 from zoo.errors import ConversionError, VerificationError, join_names
 from zoo.models.build import build_on_meta
@@ -78,15 +78,16 @@ class ConversionReport:
         return "\n".join(lines)
 
 
-def source_spec(state_dict: StateDict, network: str | NetworkSpec, conversion: str) -> NetworkSpec:
+def source_spec(state_dict: StateDict, network: str | Spec, conversion: str) -> NetworkSpec:
     """Return the spec of a conversion's source, with the number of classes of its state dict.
 
     ``network`` is a spec, or a name: an architecture has the norms and the activation that the conversion is for. The
     memory strategy becomes the default one, because it may not support the norms of the result. Raises ConfigError for
     an unknown name, and ConversionError if the conversion is not for this network.
     """
-    spec = network if isinstance(network, NetworkSpec) else _named(network, conversion)
-    check_own(spec.arch, conversion)
+    spec = network if isinstance(network, Spec) else _named(network, conversion)
+    check_convertible(spec.arch, conversion)
+    assert isinstance(spec, NetworkSpec)
     for key, value in REQUIRED_SETTINGS.get(conversion, {}).items():
         found = getattr(spec, key)
         if found != value and (found, value) != ("sync", "inplace"):
@@ -97,19 +98,21 @@ def source_spec(state_dict: StateDict, network: str | NetworkSpec, conversion: s
     return spec.changed(**changes, memory="auto")
 
 
-def _named(name: str, conversion: str) -> NetworkSpec:
+def _named(name: str, conversion: str) -> Spec:
     """Return the spec of an experiment, or of an architecture with the settings that the conversion requires."""
     file = None if name in ARCHITECTURES else find_experiment(name)
     if file is not None:
-        experiment = load_experiment(file)
-        return experiment.network.described(experiment.input)
-    check_own(name, conversion)
+        return load_experiment(file).network
+    check_convertible(name, conversion)
     return parse_spec({"arch": name, **REQUIRED_SETTINGS[conversion]}, conversion)
 
 
-def check_own(arch: str, conversion: str) -> None:
-    """Raise ConversionError if a network is one of another package."""
-    if is_external(arch):
+def check_convertible(arch: str, conversion: str) -> None:
+    """Raise ConversionError if a network is one of another package, or has its own norms and activation."""
+    if spec_class(arch) is Spec:
+        what = f"{arch} has its own norms and activation, which {conversion} cannot change"
+        raise ConversionError(what, remedy="use its weights as they are; zoo convert export copies them")
+    if spec_class(arch) is ExternalSpec:
         package, _, name = arch.partition(":")
         what = f"{arch} is a network of {package}, and {conversion} converts networks of zoo"
         remedy = (
@@ -118,7 +121,7 @@ def check_own(arch: str, conversion: str) -> None:
         raise ConversionError(what, remedy=remedy)
 
 
-def build_with_weights(state_dict: StateDict, spec: NetworkSpec) -> nn.Module:
+def build_with_weights(state_dict: StateDict, spec: Spec) -> nn.Module:
     """Return the network of a spec with the weights of a state dict, in float64 and evaluation mode.
 
     Raises WeightsError if they do not fit.

@@ -12,8 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from zoo.config.network import NetworkSpec, merge, parse_spec
-from zoo.convert.conversion import REQUIRED_SETTINGS, ConversionReport, check_own
+from zoo.config.network import Spec, merge, parse_spec
+from zoo.config.record import NetworkRecord
+from zoo.convert.conversion import REQUIRED_SETTINGS, ConversionReport, check_convertible
 from zoo.convert.norms import inplace_to_standard, relu_to_leaky_relu, standard_to_inplace
 from zoo.convert.torchvision import from_torchvision, to_torchvision
 from zoo.errors import ConfigError, ConversionError, escape
@@ -25,14 +26,12 @@ from zoo.weights.safetensors_files import SUFFIX, safetensors_bytes
 from zoo.weights.stored import check_fits_spec
 
 
-def _export(
-    state_dict: Mapping[str, Tensor], spec: NetworkSpec
-) -> tuple[dict[str, Tensor], NetworkSpec, ConversionReport]:
+def _export(state_dict: Mapping[str, Tensor], spec: Spec) -> tuple[dict[str, Tensor], Spec, ConversionReport]:
     return dict(state_dict), spec, ConversionReport("export", spec.arch, (), True, "the weights are unchanged")
 
 
 # Kind of conversion -> its function, of `zoo.convert` except for export.
-FUNCTIONS: dict[str, Callable[..., tuple[dict[str, Tensor], NetworkSpec | None, ConversionReport]]] = {
+FUNCTIONS: dict[str, Callable[..., tuple[dict[str, Tensor], Spec | None, ConversionReport]]] = {
     "from-torchvision": from_torchvision,
     "to-torchvision": to_torchvision,
     "relu-to-leaky-relu": relu_to_leaky_relu,
@@ -59,26 +58,27 @@ def convert_file(kind: str, source: Path, target: Path, asked: Mapping[str, Any]
     """
     stored = read_weights(source)
     spec = _source_spec(stored, kind, asked)
+    record = NetworkRecord(spec=spec) if stored.record is None else stored.record
     if kind != "from-torchvision":  # whose tensors have other names
         check_fits_spec(stored.state_dict, spec, escape(source))
     try:
         state_dict, converted, report = FUNCTIONS[kind](stored.state_dict, spec, **options)
     except ConversionError as error:
         raise ConversionError(f"{escape(source)}: {error}") from error
-    save_weights(state_dict, converted, target)
+    save_weights(state_dict, None if converted is None else record.with_spec(converted), target)
     return report
 
 
-def save_weights(state_dict: Mapping[str, Tensor], spec: NetworkSpec | None, path: Path) -> None:
+def save_weights(state_dict: Mapping[str, Tensor], record: NetworkRecord | None, path: Path) -> None:
     """Write a weights file: safetensors if ``path`` ends in .safetensors, otherwise a file of `torch.save`.
 
-    Both contain the spec of the network if there is one. Raises ConversionError if the file cannot be written.
+    Both contain the record of the network if there is one. Raises ConversionError if the file cannot be written.
     """
     try:
         if path.suffix == SUFFIX:
-            write_bytes(path, safetensors_bytes(state_dict, spec))
+            write_bytes(path, safetensors_bytes(state_dict, record))
             return
-        content = state_dict if spec is None else {"state_dict": state_dict, "network": spec.model_dump(mode="json")}
+        content = state_dict if record is None else {"state_dict": state_dict, "network": record.content()}
         path.parent.mkdir(parents=True, exist_ok=True)
         with replacing(path) as temporary, temporary.open("wb") as file:
             torch.save(content, file)
@@ -86,7 +86,7 @@ def save_weights(state_dict: Mapping[str, Tensor], spec: NetworkSpec | None, pat
         raise ConversionError(f"the file cannot be written ({error.strerror})", path, "give another TARGET") from error
 
 
-def _source_spec(stored: StoredWeights, kind: str, asked: Mapping[str, Any]) -> NetworkSpec:
+def _source_spec(stored: StoredWeights, kind: str, asked: Mapping[str, Any]) -> Spec:
     """Return the spec of a file with the default memory strategy, or one made from ``asked`` and the kind.
 
     Raises errors as `convert_file` does.
@@ -103,7 +103,7 @@ def _source_spec(stored: StoredWeights, kind: str, asked: Mapping[str, Any]) -> 
             "--activation, --activation-param and --input-3x3 where they differ from the defaults"
         )
     if kind != "export":
-        check_own(asked["arch"], kind)
+        check_convertible(asked["arch"], kind)
     key = "fc.weight" if kind == "from-torchvision" else None
     given = merge(asked, REQUIRED_SETTINGS.get(kind, {}), {"num_classes": num_outputs(stored.state_dict, path, key)})
     spec = parse_spec(given, path)

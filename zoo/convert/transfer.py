@@ -8,10 +8,10 @@ from __future__ import annotations
 import logging
 from dataclasses import replace
 
-from torch import nn
+from torch import Tensor, nn
 
 from zoo.config.architectures import ARCHITECTURES, has_same_tensors
-from zoo.config.network import WITH_PARAMETER, NetworkSpec
+from zoo.config.network import WITH_PARAMETER, NetworkSpec, Spec
 from zoo.convert.norms import inplace_to_standard, standard_to_inplace
 from zoo.errors import ConversionError, WeightsError, escape
 from zoo.weights import LoadReport, StoredWeights, load_stored
@@ -25,40 +25,43 @@ def load_transferred(model: nn.Module, stored: StoredWeights, asked_by: str = AS
     return load_stored(model, transferred(stored, getattr(model, "built_as", None)), asked_by)
 
 
-def transferred(stored: StoredWeights, network: NetworkSpec | None) -> StoredWeights:
+def transferred(stored: StoredWeights, network: Spec | None) -> StoredWeights:
     """Return the weights of a file for the norms and the activation of ``network``, and log each change in one line.
 
     - Another activation leaves the weights unchanged, as the original project does; the outputs differ.
     - Standard norms become in-place norms, or in-place norms standard ones, if that is exact.
 
-    Weights without a description, of networks with their own layers, and of another architecture are returned
+    Weights without a description, of networks whose layers are fixed, and of another architecture are returned
     unchanged. Raises WeightsError if the norms cannot be converted exactly.
     """
     spec = stored.spec
-    if spec is None or network is None or spec.has_own_layers or network.arch not in ARCHITECTURES:
+    if not (isinstance(spec, NetworkSpec) and isinstance(network, NetworkSpec)):
         return stored
     of_weights = ARCHITECTURES[network.arch].structure.get("body", network.arch)  # a DeepLab may load its body alone
     if spec.arch != network.arch and not has_same_tensors(spec.arch, of_weights):
         return stored
+    tensors, source = stored.state_dict, escape(stored.path)
     if spec.norm == "standard":  # first, because in-place norms have no relu
-        stored = _with_activation(stored, network)
-    stored = _with_norm(stored, network.norm)
-    return _with_activation(stored, network)
+        spec = _with_activation(spec, network, source)
+    if (spec.norm == "standard") != (network.norm == "standard"):
+        tensors = _convert_norms(tensors, spec, network.norm, source)
+    spec = _with_activation(spec.changed(norm=network.norm), network, source)
+    assert stored.record is not None
+    return replace(stored, state_dict=tensors, record=stored.record.with_spec(spec))
 
 
-def _with_activation(stored: StoredWeights, network: NetworkSpec) -> StoredWeights:
-    """Return the same weights, described with the activation of ``network``."""
-    spec = stored.spec
-    assert spec is not None
+def _with_activation(spec: NetworkSpec, network: NetworkSpec, source: str) -> NetworkSpec:
+    """Return the spec with the activation of ``network``."""
     changed = spec.changed(activation=network.activation, activation_param=network.activation_param)
-    if _activation_text(spec) != _activation_text(changed):
+    before, after = _activation_text(spec), _activation_text(changed)
+    if before != after:
         logger.warning(
             "%s: trained with %s and used with %s: the weights are unchanged, the outputs differ%s",
-            escape(stored.path), _activation_text(spec), _activation_text(changed),
+            source, before, after,
             "; zoo convert relu-to-leaky-relu measures by how much" if spec.activation == "relu" else
             "; zoo convert has no conversion between these",
         )  # fmt: skip
-    return replace(stored, spec=changed)
+    return changed
 
 
 def _activation_text(spec: NetworkSpec) -> str:
@@ -66,19 +69,15 @@ def _activation_text(spec: NetworkSpec) -> str:
     return f"{spec.activation}{parameter}"
 
 
-def _with_norm(stored: StoredWeights, norm: str) -> StoredWeights:
+def _convert_norms(tensors: dict[str, Tensor], spec: NetworkSpec, norm: str, source: str) -> dict[str, Tensor]:
     """Return the weights for standard or in-place norms; synchronized norms are in-place norms."""
-    spec, source = stored.spec, escape(stored.path)
-    assert spec is not None
-    if (spec.norm == "standard") == (norm == "standard"):
-        return stored
     convert = inplace_to_standard if norm == "standard" else standard_to_inplace
     try:
-        state_dict, converted, report = convert(stored.state_dict, spec)
+        converted, _, report = convert(tensors, spec)
     except ConversionError as error:
         raise WeightsError(
             f"{source}: trained with norm={spec.norm!r}, which norm={norm!r} cannot replace exactly: {error}\nOr use "
             f"norm={spec.norm!r}, or write an approximation: zoo convert standard-to-inplace --allow-approximate"
         ) from error
     logger.warning("%s: %s", source, str(report).partition("\n")[0])
-    return replace(stored, state_dict=state_dict, spec=converted.changed(norm=norm))
+    return converted

@@ -15,7 +15,8 @@ from typing import Any
 
 import torch
 
-from zoo.config.architectures import ARCHITECTURES, is_external
+from zoo.config.architectures import ARCHITECTURES
+from zoo.config.network import ExternalSpec
 from zoo.engine.original import is_original
 from zoo.engine.process import Process, processor
 from zoo.engine.state import TrainState, broadcast_buffers, rank_states, shared_state
@@ -141,10 +142,10 @@ def _content(state: TrainState, ranks: list[dict[str, Any]]) -> dict[str, Any]:
 
 def _network(state: TrainState) -> dict[str, Any] | None:
     """Return the description from which a reader builds the network; None for a network of the user's own."""
-    arch = state.config.network.arch
-    if arch not in ARCHITECTURES and not is_external(arch):
+    network = state.config.network
+    if network.arch not in ARCHITECTURES and not isinstance(network, ExternalSpec):
         return None
-    return state.config.network.described(state.config.input, state.class_names).model_dump(mode="json")
+    return state.config.record(state.class_names).content()
 
 
 def write(content: dict[str, Any], folder: Path, is_best: bool) -> None:

@@ -13,7 +13,8 @@ from torch import nn
 
 from zoo.config.describe import leaves
 from zoo.config.experiment import Experiment
-from zoo.config.network import NetworkSpec, escape_names
+from zoo.config.network import Spec, validate_spec
+from zoo.config.record import escape_names
 from zoo.data.dataset import ImageDataset
 from zoo.engine import checkpoint
 from zoo.engine.consistency import ABSENT, differing_keys
@@ -42,7 +43,7 @@ def start(
     *,
     resume: str | None = None,
     weights: str | None = None,
-    build: Callable[[NetworkSpec], nn.Module] = build_from_config,
+    build: Callable[[Spec], nn.Module] = build_from_config,
 ) -> TrainState:
     """Return the initial state of training, with the same weights on all ranks; every rank has to call it.
 
@@ -227,7 +228,7 @@ def _differences(saved: dict[str, Any], state: TrainState) -> Iterator[str]:
 
 def _check_config(saved: dict[str, Any], config: Experiment, path: Path) -> Iterator[str]:
     """Yield a notice if the number of epochs has grown; CheckpointError if a setting that must match differs."""
-    saved = {**saved, "network": NetworkSpec.model_validate(saved["network"]).model_dump(mode="json")}
+    saved = {**saved, "network": validate_spec(saved["network"]).model_dump(mode="json")}
     now = dict(leaves(config.model_dump(mode="json")))
     # A setting that is newer than the checkpoint defaults to the behavior before it existed.
     defaults = leaves(config.defaults().model_dump(mode="json"))

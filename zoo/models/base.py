@@ -80,7 +80,7 @@ class Network(nn.Module):
     """
 
     pretrained_cfg: dict[str, Any]
-    built_as: Any = None  # the `zoo.config.network.NetworkSpec` of the network, None if unknown
+    built_as: Any = None  # the `zoo.config.network.Spec` of the network, None if unknown
     classifier_name = "classifier"  # the module that computes logits from features
     linear_name = "fc"  # the linear layer in it
     norm_name = "bn_out"  # the norm after the last stage, which a network may lack

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from zoo.config.architectures import LEAN, Architecture, architecture
-from zoo.config.network import NetworkSpec
+from zoo.config.network import ExternalSpec, NetworkSpec, Spec
 from zoo.errors import ConfigError
 from zoo.layers.init import init_weights
 from zoo.layers.norm import InPlaceABN, NormFactory, norm_act
@@ -101,7 +101,7 @@ FAMILIES: dict[str, Callable[..., Network]] = {
 
 
 def build_network(
-    spec: NetworkSpec,
+    spec: Spec,
     norm: NormFactory | None = None,
     *,
     features_only: bool = False,
@@ -123,12 +123,13 @@ def build_network(
     drop_path_rate = arguments.pop("drop_path_rate", 0.0)
     if structure is not None:
         arguments["structure"] = _checked_structure(arch, structure)
-    if norm is not None and arch.has_own_layers:
+    if isinstance(spec, NetworkSpec):
+        norm = norm or norm_act(spec.norm, spec.activation, spec.activation_param)
+    elif norm is not None:
         raise ConfigError(f"{arch.name} has its own norms", "norm", "omit the argument")
-    factory = norm or norm_act(spec.norm, spec.activation, spec.activation_param)
 
     try:
-        network = FAMILIES[arch.family](factory, spec.num_classes, features_only=features_only, **arguments)
+        network = FAMILIES[arch.family](norm, spec.num_classes, features_only=features_only, **arguments)
     except ConfigError:
         raise
     except ValueError as error:
@@ -138,20 +139,20 @@ def build_network(
     return lean(network) if spec.memory == LEAN else network
 
 
-def build_model(spec: NetworkSpec) -> nn.Module:
+def build_model(spec: Spec) -> nn.Module:
     """Return the network of a spec, uninitialized, or initialized by its package if external.
 
     Raises ConfigError, with the key of the ``network`` section, as `build_network` and `build_external` do.
     """
     try:
-        if spec.is_external:
-            return build_external(spec.arch, num_classes=spec.num_classes, memory=spec.memory, **spec.options)
+        if isinstance(spec, ExternalSpec):
+            return build_external(spec.arch, **{**spec.builder_arguments(), "num_classes": spec.num_classes})
         return build_network(spec)
     except ConfigError as error:
         raise ConfigError(f"network.arch {spec.arch!r}: {error}") from error
 
 
-def build_on_meta(spec: NetworkSpec) -> nn.Module:
+def build_on_meta(spec: Spec) -> nn.Module:
     """Return the network of a spec on the meta device, without pretrained weights.
 
     Nothing is allocated, except for external networks whose builders compute with values. Raises ConfigError as
@@ -162,18 +163,18 @@ def build_on_meta(spec: NetworkSpec) -> nn.Module:
         with torch.device("meta"):
             return build_model(spec)
     except ConfigError:
-        if not spec.is_external:
+        if not isinstance(spec, ExternalSpec):
             raise
         return build_model(spec).to("meta")
 
 
-def initialize(model: nn.Module, spec: NetworkSpec) -> None:
+def initialize(model: nn.Module, spec: Spec) -> None:
     """Initialize the weights of a network of this package as specified; does nothing on the meta device."""
     if next(model.parameters()).is_meta:
         return
     if isinstance(model, (RevViT, RevBiFPN, RevCol, Pyramid)):
         model.initialize()
-    else:
+    elif isinstance(spec, NetworkSpec):
         gain, slope = spec.weight_gain_multiplier, spec.activation_param
         init_weights(model, spec.weight_init, gain, spec.activation, slope)
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from zoo.config.architectures import EXTERNAL_MEMORY, LEAN, NETWORK_PACKAGES
-from zoo.config.network import Preprocessing
+from zoo.config.record import Preprocessing
 from zoo.config.section import parse_section
 from zoo.errors import ConfigError, join_names, nearest, truncate
 from zoo.remat.lean import lean

@@ -13,8 +13,9 @@ from torch import nn
 
 from zoo.config.architectures import ARCHITECTURES, is_hub_name
 from zoo.config.limits import MAX_CHANNELS
-from zoo.config.network import MISSING_BECAUSE, STORED_ALONE, NetworkSpec, choose_dilation, merge, parse_spec
+from zoo.config.network import MISSING_BECAUSE, ExternalSpec, NetworkSpec, Spec, choose_dilation, merge, parse_spec
 from zoo.config.published import published
+from zoo.config.record import NetworkRecord
 from zoo.config.section import Section, parse_section
 from zoo.convert.transfer import load_transferred, transferred
 from zoo.errors import ConfigError, escape, join_names
@@ -27,7 +28,7 @@ from zoo.weights import LoadReport, StoredWeights, load_state_dict, load_stored,
 from zoo.weights.description import check_same_network, settings_with_body
 
 # The fields of a spec that are arguments of `get`.
-SPEC_ARGUMENTS = [key for key in NetworkSpec.model_fields if key not in ("arch", "options", *STORED_ALONE)]
+SPEC_ARGUMENTS = [key for key in NetworkSpec.model_fields if key not in ("arch", "options")]
 
 
 class BuildOptions(Section):
@@ -102,13 +103,13 @@ def get(
     if [bool(pretrained), found.stored is not None or weights is not None, body_weights is not None].count(True) > 1:
         remedy = "give one of pretrained, weights, body_weights and a weights file"
         raise ConfigError("there are two sources of weights", name, remedy)
-    if pretrained is True and not found.network.is_external:
+    if pretrained is True and not isinstance(found.network, ExternalSpec):
         found = resolve(only_variant(found.name))
     arguments = {"norm": norm, "activation": activation, "num_classes": num_classes, **options}
     request = _parse_request(found.network.arch, pretrained=pretrained, features_only=features_only, **arguments)
-    spec, stored = _resolve_weights(found, request, weights, body_weights)
-    model = _build(spec, request)
-    _set_pretrained_cfg(model, spec, found.name, stored)
+    record, stored = _resolve_weights(found, request, weights, body_weights)
+    model = _build(record.spec, request)
+    _set_pretrained_cfg(model, record, found.name, stored)
     if stored is not None:
         _load(model, stored, is_body=body_weights is not None)
     return model
@@ -127,14 +128,14 @@ def load_weights(model: nn.Module, path: str | os.PathLike[str]) -> LoadReport:
     return load_transferred(model, read_weights(path))
 
 
-def build_from_config(network: NetworkSpec) -> nn.Module:
+def build_from_config(network: Spec) -> nn.Module:
     """Return the initialized network of an experiment's ``network`` section.
 
     An external network has its package's initial weights, or pretrained ones if the options say so. Raises ConfigError
     as `zoo.models.build.build_model` does.
     """
     model: Any = build.build_model(network)
-    if not network.is_external:
+    if not isinstance(network, ExternalSpec):
         build.initialize(model, network)
     model.built_as = network.without_pretrained()
     return model
@@ -175,12 +176,12 @@ def _resolve_weights(
     request: _Request,
     weights: str | os.PathLike[str] | None,
     body_weights: str | os.PathLike[str] | None,
-) -> tuple[NetworkSpec, StoredWeights | None]:
-    """Return the spec of the network that is asked for, and its weights for this spec; None for initial weights.
+) -> tuple[NetworkRecord, StoredWeights | None]:
+    """Return the record of the network that is asked for, and its weights for it; None for initial weights.
 
     Raises WeightsError if the arguments contradict the weights.
     """
-    stored, settings = found.stored, merge(found.network.given(), request.changes)
+    record, stored, settings = found.described, found.stored, merge(found.network.given(), request.changes)
     if weights is not None:
         stored = read_weights(weights)
     if body_weights is not None:
@@ -188,28 +189,29 @@ def _resolve_weights(
         settings = settings_with_body(stored.spec, settings, stored.path)
     elif request.how.pretrained:
         check_same_network(found.network, settings, found.name, "the arguments")
-    elif stored is not None and stored.spec is not None:
-        check_same_network(stored.spec, settings, stored.path, "the arguments", may_transfer=True)
-        settings = merge(stored.spec.model_dump(), settings)
+    elif stored is not None and stored.record is not None:
+        images = record.preprocessing or stored.record.preprocessing
+        record = stored.record.model_copy(update={"preprocessing": images})
+        check_same_network(record.spec, settings, stored.path, "the arguments", may_transfer=True)
+        settings = merge(record.spec.model_dump(), settings)
     if request.norm is not None:
         settings["norm"] = build.norm_kind(request.norm)
-    spec = with_preprocessing(parse_spec(settings, found.network.arch))
+    spec = parse_spec(settings, found.network.arch)
+    record = with_preprocessing(record.with_spec(spec))
 
-    if request.how.pretrained and not spec.is_external:
+    if request.how.pretrained and not isinstance(spec, ExternalSpec):
         stored = read_weights(found.name)  # may download, so only now, when the arguments are known to be valid
     if stored is None or request.norm is not None:
-        return spec, stored
+        return record, stored
     stored.warn_of_assumptions(spec)
-    return spec, transferred(stored, spec)
+    return record, transferred(stored, spec)
 
 
-def _build(spec: NetworkSpec, request: _Request) -> Any:
+def _build(spec: Spec, request: _Request) -> Any:
     """Return the initialized network of a spec."""
     how = request.how
-    if spec.is_external:
-        num_classes = spec.given().get("num_classes")  # the default is the package's own
-        options = {**spec.options, **how.model_dump(exclude_defaults=True)}
-        external: Any = build_external(spec.arch, num_classes=num_classes, memory=spec.memory, **options)
+    if isinstance(spec, ExternalSpec):
+        external: Any = build_external(spec.arch, **spec.builder_arguments(), **how.model_dump(exclude_defaults=True))
         external.built_as = spec.without_pretrained()
         return external
     model = build_network(spec, request.norm, features_only=how.features_only)
@@ -237,8 +239,10 @@ def _load(model: Any, stored: StoredWeights, is_body: bool) -> None:
         load_stored(model, stored, "the arguments")
 
 
-def _set_pretrained_cfg(model: Any, spec: NetworkSpec, name: str, file: StoredWeights | None) -> None:
-    """Set the preprocessing of the network, and the source of its weights."""
-    if images := describe_images(spec, getattr(model, "in_chans", 3)):
+def _set_pretrained_cfg(model: Any, record: NetworkRecord, name: str, file: StoredWeights | None) -> None:
+    """Set the preprocessing of the network, the names of its outputs, and the source of its weights."""
+    if images := describe_images(record, getattr(model, "in_chans", 3)):
+        if record.class_names is not None:
+            images["label_names"] = record.class_names
         source = published()[name].page if name in published() else None if file is None else os.fspath(file.path)
         model.pretrained_cfg = {**(getattr(model, "pretrained_cfg", None) or {}), **images, "source": source}

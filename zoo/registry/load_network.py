@@ -12,8 +12,8 @@ from pathlib import Path
 
 from torch import nn
 
-from zoo.config.architectures import is_external
 from zoo.config.experiment import Experiment, Input
+from zoo.config.network import ExternalSpec
 from zoo.config.published import entry_of, published
 from zoo.convert.transfer import load_transferred
 from zoo.data.imagenet import imagenet_wnids
@@ -79,8 +79,8 @@ def load_network(name: str | os.PathLike[str], weights: str | os.PathLike[str] |
     network = experiment.network.without_pretrained()
     model = build_from_config(network)
     report = load_transferred(model, stored, "the experiment" if found.is_experiment else "the checkpoint")
-    if found.experiment is None and found.spec is not None:
-        stored.warn_of_assumptions(found.spec)
+    if found.experiment is None:
+        stored.warn_of_assumptions(found.network)
     if report.initial:
         raise WeightsError(
             f"the file has weights for the body only, and {' and '.join(report.initial)} would be random",
@@ -88,7 +88,7 @@ def load_network(name: str | os.PathLike[str], weights: str | os.PathLike[str] |
             f"give weights of a whole {experiment.network.arch}; zoo train --weights can start from this file",
         )
     # Files of other packages do not specify which tensors belong to the classifier; all of them fit.
-    if report.classifier != "loaded" and not (report.classifier == "none" and is_external(network.arch)):
+    if report.classifier != "loaded" and not (report.classifier == "none" and isinstance(network, ExternalSpec)):
         raise WeightsError(
             "the classifier of the file does not fit the network",
             stored.path,
@@ -115,7 +115,7 @@ def as_loaded(
 
 def _published(found: Resolved) -> str:
     """Return the name of the published weights of a network that was named without weights."""
-    if found.experiment is None and not found.network.is_external:
+    if found.experiment is None and not isinstance(found.network, ExternalSpec):
         return only_variant(found.name)
     if found.name not in published():
         raise WeightsError(
@@ -129,11 +129,11 @@ def _experiment_of(found: Resolved) -> Experiment:
     if found.experiment is not None:
         return found.experiment
     images = preprocessing_of(found)
-    return Experiment(network=found.network.for_experiment(), input=Input(**images.model_dump()))
+    return Experiment(network=found.network, input=Input(**images.model_dump()))
 
 
 def _class_names(stored: StoredWeights, experiment: Experiment) -> Sequence[str] | None:
     """Return the class names in the weights file, or ImageNet's for published classifiers."""
-    if stored.spec is not None and stored.spec.class_names is not None:
-        return stored.spec.class_names
+    if stored.record is not None and stored.record.class_names is not None:
+        return stored.record.class_names
     return imagenet_wnids() if stored.published and experiment.task == "classification" else None

@@ -12,11 +12,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from zoo.config.architectures import ARCHITECTURES, architecture, is_external, is_hub_name
+from zoo.config.architectures import ARCHITECTURES, architecture, is_hub_name
 from zoo.config.experiment import Experiment, Input
-from zoo.config.network import NetworkSpec
+from zoo.config.network import ExternalSpec, Spec, spec_class
 from zoo.config.parse import experiment_names, find_experiment, load_experiment
 from zoo.config.published import published
+from zoo.config.record import NetworkRecord
 from zoo.errors import ConfigError, WeightsError, escape, join_names, nearest
 
 if TYPE_CHECKING:
@@ -38,25 +39,30 @@ class Resolved:
 
     Args:
     - `name`: of the network, the experiment or the file.
-    - `spec`: the network; None if the name is a weights file that does not describe its network.
+    - `record`: the network; None if the name is a weights file that does not describe its network.
     - `experiment`: the settings that the network is trained with; None if the name has none.
     - `stored`: the content of the weights file, if it was read.
     - `is_experiment`: whether the name is the name or the file of an experiment.
     """
 
     name: str
-    spec: NetworkSpec | None
+    record: NetworkRecord | None
     experiment: Experiment | None = None
     stored: StoredWeights | None = None
     is_experiment: bool = False
 
     @property
-    def network(self) -> NetworkSpec:
-        """The network. Raises WeightsError if the weights file does not describe it."""
-        if self.spec is None:
+    def described(self) -> NetworkRecord:
+        """The network and its images. Raises WeightsError if the weights file does not describe it."""
+        if self.record is None:
             remedy = "name the network or its experiment, and give the file as weights"
             raise WeightsError("the file does not describe its network", escape(self.name), remedy)
-        return self.spec
+        return self.record
+
+    @property
+    def network(self) -> Spec:
+        """The network. Raises WeightsError if the weights file does not describe it."""
+        return self.described.spec
 
     def with_weights(self, weights: str | os.PathLike[str]) -> Resolved:
         """Return this network with the content of a weights file, or of published weights.
@@ -71,12 +77,12 @@ class Resolved:
         stored = read_weights(weights)
         if self.experiment is not None:
             return replace(self, stored=stored)
-        if stored.spec is None:
+        if stored.record is None:
             num_classes = count_classes(stored.state_dict, self.network, escape(stored.path))
             spec = self.network.changed(num_classes=num_classes) if num_classes else self.network
-            return replace(self, spec=spec, stored=stored)
-        check_same_network(stored.spec, {"arch": self.network.arch}, stored.path, "the name")
-        return replace(self, spec=stored.spec, experiment=stored.experiment, stored=stored)
+            return replace(self, record=self.described.with_spec(spec), stored=stored)
+        check_same_network(stored.record.spec, {"arch": self.network.arch}, stored.path, "the name")
+        return replace(self, record=stored.record, experiment=stored.experiment, stored=stored)
 
 
 def resolve(name: str | os.PathLike[str]) -> Resolved:
@@ -102,12 +108,13 @@ def _experiment_of(name: str) -> Resolved | None:
         name, experiment = file.stem, load_experiment(file)
     else:
         return None
-    spec = experiment.network.described(experiment.input)
-    return Resolved(name, spec, experiment, is_experiment=True)
+    return Resolved(name, experiment.record(), experiment, is_experiment=True)
 
 
 def _network_of(name: str) -> Resolved | None:
-    return Resolved(name, NetworkSpec(arch=name)) if name in ARCHITECTURES or is_external(name) else None
+    section = spec_class(name)
+    is_network = name in ARCHITECTURES or section is ExternalSpec
+    return Resolved(name, NetworkRecord(spec=section(arch=name))) if is_network else None
 
 
 def _file_of(name: str) -> Resolved | None:
@@ -116,7 +123,7 @@ def _file_of(name: str) -> Resolved | None:
     from zoo.weights import read_weights
 
     stored = read_weights(name)
-    return Resolved(name, stored.spec, stored.experiment, stored)
+    return Resolved(name, stored.record, stored.experiment, stored)
 
 
 def list_models(pattern: str | Sequence[str] = "*", pretrained: bool = False) -> list[str]:
@@ -158,17 +165,17 @@ def only_variant(name: str) -> str:
     return variants[0]
 
 
-def spec_of(name: str) -> NetworkSpec:
-    """Return the spec of an architecture or published variant, with its preprocessing; ConfigError for other names."""
-    return with_preprocessing(resolve(name).network)
+def record_of(name: str) -> NetworkRecord:
+    """Return the record of an architecture or published variant; ConfigError for other names."""
+    return with_preprocessing(resolve(name).described)
 
 
-def with_preprocessing(spec: NetworkSpec) -> NetworkSpec:
-    """Return a spec with the default preprocessing of its architecture, unless it has one or is external."""
-    if spec.is_external or spec.preprocessing is not None:
-        return spec
-    images = INPUTS[architecture(spec.arch).input].preprocessing()
-    return spec.model_copy(update={"preprocessing": images})
+def with_preprocessing(record: NetworkRecord) -> NetworkRecord:
+    """Return a record with the default preprocessing of its architecture, unless it has one or is external."""
+    if isinstance(record.spec, ExternalSpec) or record.preprocessing is not None:
+        return record
+    images = INPUTS[architecture(record.spec.arch).input].preprocessing()
+    return record.model_copy(update={"preprocessing": images})
 
 
 def _unknown(name: str) -> ConfigError:

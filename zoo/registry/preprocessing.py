@@ -1,4 +1,4 @@
-"""The preprocessing of the images of a network: from its spec, its package, or its architecture.
+"""The preprocessing of the images of a network: from its record, its package, or its architecture.
 
 Tested by tests/registry/test_get.py.
 """
@@ -8,7 +8,8 @@ from __future__ import annotations
 from typing import Any
 
 from zoo.config.architectures import architecture
-from zoo.config.network import NetworkSpec, Preprocessing
+from zoo.config.network import ExternalSpec
+from zoo.config.record import NetworkRecord, Preprocessing
 from zoo.models.external import own_preprocessing
 from zoo.registry.names import Resolved, with_preprocessing
 from zoo.weights import digests_of
@@ -19,24 +20,24 @@ def preprocessing_of(found: Resolved) -> Preprocessing:
 
     Raises ConfigError as `own_preprocessing` does.
     """
-    spec = with_preprocessing(found.network)
-    if spec.preprocessing is not None:
-        return spec.preprocessing
+    record = with_preprocessing(found.described)
+    if record.preprocessing is not None:
+        return record.preprocessing
     sha256 = None if found.stored is None else digests_of(found.stored.path)["sha256"]
-    return own_preprocessing(spec.arch, sha256)
+    return own_preprocessing(record.spec.arch, sha256)
 
 
-def describe_images(spec: NetworkSpec, in_chans: int = 3) -> dict[str, Any]:
-    """Return the preprocessing of a spec, as `zoo.transforms` reads it, and as timm does (input_size, crop_pct).
+def describe_images(record: NetworkRecord, in_chans: int = 3) -> dict[str, Any]:
+    """Return the preprocessing of a record, as `zoo.transforms` reads it, and as timm does (input_size, crop_pct).
 
     Networks that segment take whole images: they have no sizes. Empty if the preprocessing is unknown.
     """
-    images = spec.preprocessing
+    images = record.preprocessing
     if images is None:  # an external network, whose package may know it
         return {}
     cfg = {"mean": tuple(images.mean), "std": tuple(images.std), "interpolation": images.interpolation_val,
            "crop_mode": images.crop_mode_val}  # fmt: skip
-    if not spec.is_external and architecture(spec.arch).task != "classification":
+    if not isinstance(record.spec, ExternalSpec) and architecture(record.spec.arch).task != "classification":
         return {**cfg, "scale": None, "crop": None}
     scale, crop = images.scale_val, images.crop_val
     crop_pct = 1.0 if scale == -1 else crop / scale

@@ -15,7 +15,7 @@ from zoo.config.architectures import ARCHITECTURES
 from zoo.config.published import published
 from zoo.errors import ConfigError
 from zoo.registry.get import get
-from zoo.registry.names import spec_of
+from zoo.registry.names import record_of
 from zoo.registry.preprocessing import describe_images
 
 try:
@@ -49,10 +49,10 @@ def _entrypoint(registered: str, name: str, fixed: dict[str, Any]) -> Callable[.
 
 def _default_cfg(name: str) -> dict[str, Any]:
     """Return timm's description of a network: classes, images, and where its weights are published."""
-    spec = spec_of(name)
-    images = describe_images(spec)
+    record = record_of(name)
+    images = describe_images(record)
     cfg = {key: images[key] for key in ("input_size", "crop_pct", "mean", "std", "interpolation")}
-    cfg["num_classes"] = spec.num_classes
+    cfg["num_classes"] = record.spec.num_classes
     if name in published():
         cfg |= {"url": published()[name].page, "license": published()[name].weights.license}
     return cfg
@@ -60,7 +60,7 @@ def _default_cfg(name: str) -> dict[str, Any]:
 
 _NAMES: dict[str, tuple[str, dict[str, Any]]] = {}  # name in timm -> name and arguments of `get`
 for _name in (*ARCHITECTURES, *published()):
-    if ARCHITECTURES[spec_of(_name).arch].task == "classification":
+    if ARCHITECTURES[record_of(_name).spec.arch].task == "classification":
         _NAMES[f"zoo_{_name}"] = (_name, {})
         if _name in ARCHITECTURES:
             _NAMES[f"zoo_{_name}_iabn"] = (_name, {"norm": "inplace"})

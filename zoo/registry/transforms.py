@@ -78,7 +78,7 @@ def _cfg_of(source: str | nn.Module | Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the ``pretrained_cfg`` of a name or model, or the mapping; raises ConfigError if keys are missing."""
     if isinstance(source, str):
         found = resolve(source)
-        source = describe_images(found.network.model_copy(update={"preprocessing": preprocessing_of(found)}))
+        source = describe_images(found.described.model_copy(update={"preprocessing": preprocessing_of(found)}))
     cfg = source if isinstance(source, Mapping) else getattr(source, "pretrained_cfg", None) or {}
     if missing := [key for key in CFG_KEYS if key not in cfg]:
         what = "the mapping has no" if source is cfg else f"{type(source).__name__} has no pretrained_cfg with"

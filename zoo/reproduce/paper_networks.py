@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from zoo.config.network import merge, parse_spec
+from zoo.config.network import NetworkSpec
 from zoo.layers.init import init_weights
 from zoo.memory.allocations import count_memory
 from zoo.models import build_network
@@ -24,7 +24,7 @@ def build_for_training(name: str, device: str = "cpu", **settings: Any) -> nn.Mo
     ``settings`` of the network have the defaults of the RevNet paper: standard norms with ReLU.
     """
     defaults = {"norm": "standard", "activation": "relu", "weight_init": "truncated_normal"}
-    spec = parse_spec(merge({"arch": name}, defaults, settings), name)
+    spec = NetworkSpec(arch=name).changed(**{**defaults, **settings})
     with torch.device(device):
         model = build_network(spec)
         init_weights(model, spec.weight_init)

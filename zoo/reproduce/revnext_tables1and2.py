@@ -14,6 +14,7 @@ from torch import nn
 from zoo.benchmark.memory_prediction import MemoryPrediction
 from zoo.benchmark.network_setup import Setup
 from zoo.benchmark.strategies import Strategy
+from zoo.config.network import NetworkSpec
 from zoo.config.parse import load_experiment
 from zoo.layers.invertible import InvertibleConv, LayerwiseBlock
 from zoo.layers.norm import ABN
@@ -147,8 +148,10 @@ def report_gpu() -> ReportSection:
     config = load_experiment(EXPERIMENT)
     batch, size = config.optimizer.batch_size, config.input.crop_train
     section = ReportSection("table2", "Table 2: time to 93.3 %, and the memory of the GPU")
-    strategy = Strategy(EXPERIMENT, config.network.norm, config.network.memory)
-    megabytes = MemoryPrediction(Setup(config.network, batch, size), strategy).bytes_for(batch) / BYTES_OF_UNIT["MB"]
+    network = config.network
+    assert isinstance(network, NetworkSpec)
+    strategy = Strategy(EXPERIMENT, network.norm, network.memory)
+    megabytes = MemoryPrediction(Setup(network, batch, size), strategy).bytes_for(batch) / BYTES_OF_UNIT["MB"]
     number = published_number("revnext", "abstract/minutes")
     section.comparisons = [needs_training("GTX 750 with 1 GB", number, EXPERIMENT)]
     section.add("memory of training", megabytes / 1e3, published_number("revnext", "abstract/gpu_memory"))

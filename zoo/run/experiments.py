@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from zoo.config.architectures import LEAN, architecture
 from zoo.config.experiment import Experiment, Input
-from zoo.config.network import NetworkSpec
+from zoo.config.network import ExternalSpec, Spec, parse_spec
 from zoo.config.parse import load_experiment, parse_experiment, replace_settings
 from zoo.config.section import parse_section
 from zoo.data.dataset import open_classes
@@ -41,7 +41,7 @@ DEFAULT_OPTIMIZER = {
 
 
 def default_experiment(
-    network: nn.Module | NetworkSpec | str, data: DataPath | Datasets, settings: Mapping[str, Any] | None = None
+    network: nn.Module | Spec | str, data: DataPath | Datasets, settings: Mapping[str, Any] | None = None
 ) -> Experiment:
     """Return the experiment that trains a network on the classes of ``data``, by default as `DEFAULT_OPTIMIZER` says.
 
@@ -54,9 +54,9 @@ def default_experiment(
         sections = {"optimizer": DEFAULT_OPTIMIZER, **(settings or {})}
         name = type(network).__name__
         return parse_experiment({**sections, "network": _describe(network, data, sections)}, f"the recipe of {name}")
-    spec = NetworkSpec(arch=network) if isinstance(network, str) else network
+    spec = parse_spec({"arch": network}, network) if isinstance(network, str) else network
     images = INPUTS["imagenet"]
-    if not spec.is_external:
+    if not isinstance(spec, ExternalSpec):
         known = architecture(spec.arch)
         if known.task == "segmentation" and settings is None:
             raise ConfigError(
@@ -64,7 +64,7 @@ def default_experiment(
                 remedy="write an experiment file, for example from the output of zoo show quickstart_scenes.json",
             )
         images = INPUTS[known.input]
-    section = spec.for_experiment().given()
+    section = spec.given()
     if "num_classes" not in section:
         section["num_classes"] = _count_classes(data)
     sections = {"optimizer": DEFAULT_OPTIMIZER, "input": images.model_dump(), **(settings or {})}
@@ -94,9 +94,9 @@ def _describe(module: nn.Module, data: DataPath | Datasets, sections: Mapping[st
             what = f"its image is a tensor of {dtype}, and the parameters of the network are {own}"
             raise DataError(what, sample.path, f"convert the images to {own}")
     num_classes = _count_outputs(module, shape)
-    spec: NetworkSpec | None = getattr(module, "built_as", None)
+    spec: Spec | None = getattr(module, "built_as", None)
     if spec is not None and _shapes(build_on_meta(spec)) == _shapes(module):
-        return spec.for_experiment().given()
+        return spec.given()
     memory = {"memory": LEAN} if is_lean(module) else {}
     return {"arch": f"{MODULE_ARCH}:{type(module).__qualname__}", "num_classes": num_classes, **memory}
 
@@ -123,7 +123,7 @@ def _shapes(module: nn.Module) -> dict[str, torch.Size]:
 
 
 def experiment_for(
-    network: nn.Module | NetworkSpec | Experiment | str | os.PathLike[str],
+    network: nn.Module | Spec | Experiment | str | os.PathLike[str],
     data: DataPath | Datasets,
     epochs: int | None = None,
     batch_size: int | None = None,
@@ -138,7 +138,7 @@ def experiment_for(
     which explains the other arguments, too. Raises ConfigError, with the nearest names, for unknown names, for two
     experiments, and for published weights without the settings of their training.
     """
-    if not isinstance(network, (nn.Module, NetworkSpec, Experiment)):
+    if not isinstance(network, (nn.Module, Spec, Experiment)):
         network = load_if_named(os.fspath(network))
     if isinstance(network, Experiment):
         _check_recipe(network)

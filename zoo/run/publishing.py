@@ -12,8 +12,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from zoo.config.architectures import HUB_PREFIX
-from zoo.config.network import NetworkSpec
+from zoo.config.network import ExternalSpec
 from zoo.config.published import Published, published
+from zoo.config.record import NetworkRecord
 from zoo.errors import ConfigError, WeightsError, escape, join_names
 from zoo.registry.load_network import LoadedNetwork, as_loaded
 from zoo.registry.preprocessing import describe_images
@@ -62,13 +63,12 @@ def push(
     if license_id is None and entry is None:
         what = f"the license of {escape(network.weights)} is unknown"
         raise ConfigError(what, remedy="give it, such as --license apache-2.0")
-    experiment = network.experiment
-    spec = experiment.network.described(experiment.input, network.class_names)
+    record = network.experiment.record(network.class_names)
     files = {
-        WEIGHTS: safetensors_bytes(state_dict, spec),
-        CONFIG: (json.dumps(hub_config(network, spec), indent=2) + "\n").encode(),
+        WEIGHTS: safetensors_bytes(state_dict, record),
+        CONFIG: (json.dumps(hub_config(network, record), indent=2) + "\n").encode(),
     }
-    return _upload(repository, files, model_card(network, spec, repository, license_id, entry))
+    return _upload(repository, files, model_card(network, record, repository, license_id, entry))
 
 
 def _upload(repository: str, files: Mapping[str, bytes], card: str) -> str:
@@ -88,31 +88,32 @@ def _upload(repository: str, files: Mapping[str, bytes], card: str) -> str:
         raise WeightsError(f"the Hub did not accept the files ({reason_of(error)})", repository, remedy) from error
 
 
-def hub_config(network: LoadedNetwork, spec: NetworkSpec) -> dict[str, Any]:
-    """Return the content of config.json: the keys of timm, and the spec under "network".
+def hub_config(network: LoadedNetwork, record: NetworkRecord) -> dict[str, Any]:
+    """Return the content of config.json: the keys of timm, and the record under "network".
 
     timm loads its own networks from it. The architectures of other packages have a prefix that timm does not know.
     """
-    package, _, own_name = spec.arch.rpartition(":")
-    is_timm = package == "timm"
-    images = {key: value for key, value in describe_images(spec).items() if key not in ("scale", "crop")}
+    spec = record.spec
+    is_timm = isinstance(spec, ExternalSpec) and spec.package == "timm"
+    name = spec.arch if isinstance(spec, ExternalSpec) else f"zoo:{spec.arch}"
+    images = {key: value for key, value in describe_images(record).items() if key not in ("scale", "crop")}
     cfg = {"num_classes": spec.num_classes, **images}
     of_timm: Mapping[str, Any] = getattr(network.model, "pretrained_cfg", {}) if is_timm else {}
     cfg |= {key: of_timm[key] for key in OF_TIMM if of_timm.get(key) is not None}
     return {
-        "architecture": own_name if is_timm else f"{package or 'zoo'}:{own_name}",
+        "architecture": name.removeprefix("timm:"),
         "num_classes": spec.num_classes,
         **({"num_features": network.model.num_features} if hasattr(network.model, "num_features") else {}),
         **({"model_args": spec.options} if is_timm and spec.options else {}),
-        **({"label_names": spec.class_names} if spec.class_names else {}),
+        **({"label_names": record.class_names} if record.class_names else {}),
         "pretrained_cfg": cfg,
-        "network": spec.model_dump(mode="json"),
+        "network": record.content(),
     }
 
 
 def model_card(
     network: LoadedNetwork,
-    spec: NetworkSpec,
+    record: NetworkRecord,
     repository: str,
     license_id: str | None,
     entry: Published | None,
@@ -120,7 +121,7 @@ def model_card(
     """Return the model card, Markdown with the metadata that the Hub reads.
 
     Args:
-    - `network`, `spec`: the network and its description.
+    - `network`, `record`: the network and its description.
     - `repository`: OWNER/NAME.
     - `license_id`: license as the Hub calls it; None: the license of ``entry``, in words.
     - `entry`: the published weights, whose scores the card has; None for other weights.
@@ -132,7 +133,8 @@ def model_card(
     if license_id is None:  # the name of another license has no spaces or capitals there
         own = {"license": "other", "license_name": re.sub(r"[^a-z0-9.]+", "-", license_text.lower())}
     pipeline = PIPELINES[network.experiment.task]
-    library = "timm" if spec.arch.startswith("timm:") else "zoo"
+    arch = record.spec.arch
+    library = "timm" if arch.startswith("timm:") else "zoo"
     data = ModelCardData(**own, library_name=library, pipeline_tag=pipeline, tags=[pipeline, "zoo"])
     usage = f'import zoo\n\nmodel = zoo.get("{HUB_PREFIX}{repository}").eval()\n'
     if network.experiment.task == "classification":
@@ -141,7 +143,7 @@ def model_card(
         [
             f"---\n{data.to_yaml()}\n---",
             f"# {repository.partition('/')[2]}",
-            markdown_list([f"Architecture: {spec.arch}", f"License: {license_id or license_text}"]),
+            markdown_list([f"Architecture: {arch}", f"License: {license_id or license_text}"]),
             "config.json describes the network and the preprocessing of images.",
             f"## Use\n\n```python\n{usage}```",
             "" if entry is None else _score_section(network, entry),

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from zoo.config.architectures import is_external
+from zoo.config.network import ExternalSpec
 from zoo.data.classes import match_classes
 from zoo.data.dataset import Batch
 from zoo.data.named import open_data
@@ -91,7 +91,7 @@ def score(
         process, protocol = process or single_process(), _resolve_protocol(network, protocol)
         settings = network.experiment
         task = task_of(settings)
-        if is_external(settings.network.arch) and isinstance(protocol, CropProtocol):
+        if isinstance(settings.network, ExternalSpec) and isinstance(protocol, CropProtocol):
             model = build_on_meta(settings.network).eval()
             check_logits(model, settings.network.arch, settings.network.num_classes, protocol.crop, "the crop")
         loader = task.build_val_loader(

@@ -18,9 +18,9 @@ from typing import Any, NoReturn
 from torch import nn
 from torch.utils.data import Dataset
 
-from zoo.config.architectures import ARCHITECTURES, LEAN, is_external
+from zoo.config.architectures import ARCHITECTURES, LEAN
 from zoo.config.experiment import Experiment, check_world_size
-from zoo.config.network import NetworkSpec
+from zoo.config.network import ExternalSpec, NetworkSpec, Spec
 from zoo.config.setting_hints import hint_for
 from zoo.data.classes import check_num_classes, check_same_classes
 from zoo.data.loader import Loader, LoaderOptions
@@ -81,7 +81,7 @@ class TrainingResult:
 
 
 def train(
-    network: nn.Module | LoadedNetwork | NetworkSpec | Experiment | str | os.PathLike[str],
+    network: nn.Module | LoadedNetwork | Spec | Experiment | str | os.PathLike[str],
     data: Dataset[Any] | str | os.PathLike[str],
     val: Dataset[Any] | None = None,
     *,
@@ -114,7 +114,7 @@ def train(
 
     Args:
     - `network`: a module that returns logits (N, classes), which is trained in place; the result of
-      `zoo.load_network`, whose model is trained in place, by its own experiment; a `NetworkSpec`; the name of an
+      `zoo.load_network`, whose model is trained in place, by its own experiment; a spec; the name of an
       architecture; or an experiment: its settings, its name or the path of its file.
     - `data`: folder with train/ and val/ with a folder per class, or with shards, also by URL; for segmentation a
       folder as ``segmentation.layout`` says. Or the name of a data set, "torchvision:NAME" or "hf:NAME"; or a map-style
@@ -256,7 +256,7 @@ def _result(state: TrainState, log_dir: Path) -> TrainingResult:
     )
 
 
-def _prepared(module: nn.Module, network: NetworkSpec) -> nn.Module:
+def _prepared(module: nn.Module, network: Spec) -> nn.Module:
     """Return ``module``, lean if the settings say so."""
     return lean(module) if network.memory == LEAN and not is_lean(module) else module
 
@@ -304,7 +304,7 @@ def _how_to_agree(data: DataPath | Datasets) -> str:
 def _count_parameters(config: Experiment) -> int:
     """Return the number of parameters. Raises ConfigError for unknown networks and impossible image sizes."""
     network, model = config.network, build_on_meta(config.network)
-    if is_external(network.arch):
+    if isinstance(network, ExternalSpec):
         check_logits(model.train(), network.arch, network.num_classes, config.input.crop_train, "input.crop_train")
         check_logits(model.eval(), network.arch, network.num_classes, config.input.crop_val, "input.crop_val")
     return _size(model)
@@ -335,8 +335,9 @@ def _begin_summary(
         divided += f", {counted(replicas, 'replica')}"
     if gpus not in (None, replicas or process.world_size):
         divided += f"; the authors had {counted(gpus, 'GPU')}: --replicas {gpus} has their batch statistics"
-    chooses_layers = network.arch in ARCHITECTURES and not network.has_own_layers
-    layers = f", {network.norm} norms with {network.activation}" if chooses_layers else ""
+    layers = ""
+    if isinstance(network, NetworkSpec) and network.arch in ARCHITECTURES:
+        layers = f", {network.norm} norms with {network.activation}"
     lines = [
         f"training {network.arch}: {num_parameters:,} parameters{layers}, {network.num_classes} classes",
         f"images      {num_train:,} to train on, {num_val:,} to validate on; {escape(data)}",

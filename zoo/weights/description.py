@@ -6,22 +6,20 @@ import os
 from collections.abc import Mapping
 from typing import Any, TypeGuard
 
-from zoo.config.architectures import ARCHITECTURES, architecture, has_own_layers, has_same_tensors, is_external
+from zoo.config.architectures import ARCHITECTURES, architecture, has_same_tensors
 from zoo.config.experiment import Experiment
-from zoo.config.network import STORED_ALONE, WITH_PARAMETER, NetworkSpec, merge
+from zoo.config.network import WITH_PARAMETER, ExternalSpec, NetworkSpec, Spec, merge, spec_class
 from zoo.config.parse import parse_experiment
-from zoo.config.section import check_extent, parse_section
+from zoo.config.record import NetworkRecord, parse_record
+from zoo.config.section import check_extent
 from zoo.errors import ConfigError, WeightsError, join_names, nearest, shorten_repr
 
 # Settings that change no weights, or only the classifier.
 FREE_SETTINGS = {
-    *("num_classes", "memory", "weight_init", "weight_gain_multiplier", *STORED_ALONE),
+    *("num_classes", "memory", "weight_init", "weight_gain_multiplier"),
     *("dilation", "output_stride", "pooling_size", "dropout", "drop_path_rate", "grid_bits"),
 }
-# A description without these could be one of another program.
-REQUIRED = ("norm", "activation", "activation_param")
-REQUIRED_OF_ALL = ("arch", "options")
-# Settings that `zoo.convert.transfer` reconciles.
+# Settings of layers, which `zoo.convert.transfer` reconciles.
 TRANSFERABLE = ("norm", "activation", "activation_param")
 MAX_SHOWN_NAME = 100  # characters
 ASKED_BY_NETWORK = "the network that it is loaded into"
@@ -30,47 +28,47 @@ REMEDY = "take the weights alone with zoo.weights.read_state_dict(FILE), or ask 
 
 def parse_description(
     content: Mapping[Any, Any], source: str
-) -> tuple[NetworkSpec, Experiment | None] | tuple[None, None]:
-    """Return the spec in the content of a weights file, and the experiment if it is a checkpoint of this package.
+) -> tuple[NetworkRecord, Experiment | None] | tuple[None, None]:
+    """Return the record in the content of a weights file, and the experiment if it is a checkpoint of this package.
 
-    Both are None for files of other programs. Raises WeightsError for a wrong spec, ConfigError for wrong settings.
+    Both are None for files of other programs. Raises WeightsError for a wrong record, ConfigError for wrong settings.
     """
     network = content.get("network")
     if not isinstance(content.get("state_dict"), dict) or not _is_description(network):
         return None, None
-    spec = parse_network(network, source)
+    record = parse_network(network, source)
     if "format_version" not in content:
-        return spec, None
+        return record, None
     experiment = parse_experiment(content["config"], source)
-    if experiment.network.without_pretrained() != spec.for_experiment():
+    if experiment.network.without_pretrained() != record.spec:
         raise WeightsError(f"{source}: describes two networks, one under network and one under config; {REMEDY}")
-    return spec, experiment
+    return record, experiment
 
 
-def parse_network(network: Mapping[str, Any], source: str) -> NetworkSpec:
-    """Return the spec that the value under "network" in a weights file describes.
+def parse_network(network: Mapping[str, Any], source: str) -> NetworkRecord:
+    """Return the record that the value under "network" in a weights file describes.
 
     Raises WeightsError, which names ``source`` and the key, for everything that no weights file of this package holds.
     """
     check_extent({key: value for key, value in network.items() if key != "class_names"}, source, WeightsError)
     arch = str(network.get("arch"))
-    is_own = not is_external(arch)
-    required = REQUIRED_OF_ALL if has_own_layers(arch) else (*REQUIRED_OF_ALL, *REQUIRED)
-    missing = [key for key in required if key not in network]
-    if missing:
+    section = spec_class(arch)
+    # A description without these could be one of another program.
+    required = ("arch", "options", *(TRANSFERABLE if section is NetworkSpec else ()))
+    if missing := [key for key in required if key not in network]:
         raise WeightsError(f"{source}: network: lacks {join_names(missing)}; {REMEDY}")
-    if is_own and isinstance(network["arch"], str) and arch not in ARCHITECTURES:
+    if section is not ExternalSpec and isinstance(network["arch"], str) and arch not in ARCHITECTURES:
         hint = nearest(arch[:MAX_SHOWN_NAME], ARCHITECTURES, "zoo list shows all")
         raise WeightsError(
             f"{source}: network.arch = {shorten_repr(arch)}: this version has no such network; {hint}; {REMEDY}"
         )
     try:
-        spec = parse_section(NetworkSpec, network, source, ("network",), WeightsError)
+        record = parse_record(network, source)
     except WeightsError as error:
         raise WeightsError(f"{error}; {REMEDY}") from error
-    if spec.is_external and "pretrained" in spec.options:
+    if record.spec != record.spec.without_pretrained():
         raise WeightsError(f"{source}: network.options: pretrained asks for other weights than the file's; {REMEDY}")
-    return spec
+    return record
 
 
 def _is_description(network: Any) -> TypeGuard[dict[str, Any]]:
@@ -79,7 +77,7 @@ def _is_description(network: Any) -> TypeGuard[dict[str, Any]]:
 
 
 def check_same_network(
-    spec: NetworkSpec,
+    spec: Spec,
     wanted: Mapping[str, Any],
     where: str | os.PathLike[str],
     asked_by: str = ASKED_BY_NETWORK,
@@ -102,9 +100,10 @@ def check_same_network(
     - `may_transfer`: whether `zoo.convert.transfer` will reconcile norms and activation.
     """
     wanted = _flat(_settings_of_body(wanted, spec) if is_body else wanted)
-    if any(map(is_external, (spec.arch, wanted.get("arch", spec.arch)))):
-        wanted = {"arch": wanted.get("arch", spec.arch)}
-    stored = {**_default_options(spec.arch), **_flat(spec.model_dump())}
+    arch = wanted.get("arch", spec.arch)
+    if ExternalSpec in (type(spec), spec_class(arch)):
+        wanted = {"arch": arch}
+    stored = _flat(settings_of_network(spec))
     differences = [
         (key, stored.get(key), value)
         for key, value in wanted.items()
@@ -126,51 +125,46 @@ def check_same_network(
     )
 
 
-def settings_of_network(spec: NetworkSpec) -> dict[str, Any]:
+def settings_of_network(spec: Spec) -> dict[str, Any]:
     """Return the settings of a built network, with all options of its architecture."""
-    return merge(ARCHITECTURES[spec.arch].options().model_dump(), spec.model_dump())
+    arch = ARCHITECTURES.get(spec.arch)  # None for a network of another package, whose defaults are unknown
+    return merge({} if arch is None else arch.options().model_dump(), spec.model_dump())
 
 
-def settings_with_body(
-    spec: NetworkSpec | None, wanted: Mapping[str, Any], where: str | os.PathLike[str]
-) -> dict[str, Any]:
+def settings_with_body(spec: Spec | None, wanted: Mapping[str, Any], where: str | os.PathLike[str]) -> dict[str, Any]:
     """Return the settings of a segmentation network whose body has the weights of a file: the file's norm and stem.
 
     ``spec`` is the file's, None if it is unknown. ``wanted`` are the settings of the segmentation network, which win.
     Raises ConfigError if ``wanted`` is another network, and WeightsError if it contradicts the file.
     """
     arch = wanted["arch"]
-    if is_external(arch) or architecture(arch).task != "segmentation":
+    if spec_class(arch) is ExternalSpec or architecture(arch).task != "segmentation":
         raise ConfigError(f"{arch}: body_weights are for the body of a segmentation network; give weights=PATH")
     if spec is None:
         return dict(wanted)
     check_same_network(spec, wanted, where, "the arguments", is_body=True, may_transfer=True)
-    layers = () if has_own_layers(arch) else ("norm", "activation", "activation_param")
-    of_body = {key: getattr(spec, key) for key in layers}
+    chooses_layers = spec_class(arch) is NetworkSpec
+    of_body = {key: getattr(spec, key) for key in TRANSFERABLE} if chooses_layers else {}
     stem = {key: value for key, value in spec.options.items() if key == "input_3x3"}
     return merge(of_body, stem, wanted)
 
 
-def _settings_of_body(settings: Mapping[str, Any], spec: NetworkSpec) -> dict[str, Any]:
+def _settings_of_body(settings: Mapping[str, Any], spec: Spec) -> dict[str, Any]:
     """Return the settings of a segmentation network's body, for a comparison with the spec of a body's file.
 
     If the file's architecture has the same tensors as the body, its name is used.
     """
     body = ARCHITECTURES[settings["arch"]].structure["body"]
-    fits = not spec.is_external and has_same_tensors(spec.arch, body)
+    fits = spec.arch in ARCHITECTURES and has_same_tensors(spec.arch, body)
     known = ARCHITECTURES[body].options.model_fields
     options = {key: value for key, value in settings["options"].items() if key in known}
-    common = {key: settings[key] for key in ("norm", "activation", "activation_param") if key in settings}
+    common = {key: settings[key] for key in TRANSFERABLE if key in settings}
     return {**common, "arch": spec.arch if fits else body, "options": options}
 
 
 def _flat(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Return settings with the options beside the others."""
     return {**{key: value for key, value in settings.items() if key != "options"}, **settings.get("options", {})}
-
-
-def _default_options(arch: str) -> Mapping[str, Any]:
-    return {} if is_external(arch) else ARCHITECTURES[arch].options().model_dump()
 
 
 def _agree(stored: Mapping[str, Any], key: str, value: Any) -> bool:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from zoo.config.architectures import HUB_PREFIX
-from zoo.config.network import NetworkSpec
+from zoo.config.record import NetworkRecord
 from zoo.config.section import check_extent
 from zoo.errors import ConfigError, WeightsError, escape, shorten_repr, truncate
 from zoo.files import is_offline
@@ -44,8 +44,8 @@ def check_hub_installed(where: object) -> None:
         raise ConfigError(what, where, "pip install huggingface_hub safetensors")
 
 
-def fetch_from_hub(name: str) -> tuple[Path, NetworkSpec]:
-    """Return the weights file of a repository on the Hub, and the spec of its network.
+def fetch_from_hub(name: str) -> tuple[Path, NetworkRecord]:
+    """Return the weights file of a repository on the Hub, and the record of its network.
 
     Both files come from the same commit. They are downloaded into the cache of huggingface_hub. If the Hub cannot be
     reached, or $HF_HUB_OFFLINE or $ZOO_OFFLINE is 1, the files in the cache are used.
@@ -58,9 +58,9 @@ def fetch_from_hub(name: str) -> tuple[Path, NetworkSpec]:
         raise ConfigError(f"{escape(name)!r} is not {HUB_PREFIX}OWNER/NAME or {HUB_PREFIX}OWNER/NAME@REVISION")
     check_hub_installed(name)
     config = _download(name, match["repository"], CONFIG, match["revision"])
-    spec = parse_config(_read_json(config, name), f"{name}: {CONFIG}")
+    record = parse_config(_read_json(config, name), f"{name}: {CONFIG}")
     commit = config.parent.name  # the cache has a folder per commit
-    return _download(name, match["repository"], WEIGHTS, commit), spec
+    return _download(name, match["repository"], WEIGHTS, commit), record
 
 
 def _download(name: str, repository: str, file: str, revision: str | None) -> Path:
@@ -94,8 +94,8 @@ def _read_json(path: Path, name: str) -> dict[str, Any]:
     return content
 
 
-def parse_config(config: Mapping[str, Any], source: str) -> NetworkSpec:
-    """Return the spec of the network that a config.json describes, ours or timm's.
+def parse_config(config: Mapping[str, Any], source: str) -> NetworkRecord:
+    """Return the record of the network that a config.json describes, ours or timm's.
 
     Raises WeightsError, which names ``source`` and the key, for anything else.
     """

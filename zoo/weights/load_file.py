@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from torch import Tensor, nn
 
-from zoo.config.network import NetworkSpec
+from zoo.config.network import ExternalSpec, Spec
 from zoo.errors import ConfigError, escape
 from zoo.models.build import build_on_meta
 from zoo.models.segmentation import SegmentationNetwork
@@ -36,24 +36,23 @@ def load_stored(model: nn.Module, stored: StoredWeights, asked_by: str = ASKED_B
         return load_body(model, stored, asked_by)
     built_as = getattr(model, "built_as", None)
     if built_as is not None and stored.spec is not None:
-        wanted = {"arch": built_as.arch} if built_as.is_external else settings_of_network(built_as)
-        check_same_network(stored.spec, wanted, stored.path, asked_by)
-    if built_as is not None and built_as.is_external:
+        check_same_network(stored.spec, settings_of_network(built_as), stored.path, asked_by)
+    if isinstance(built_as, ExternalSpec):
         return _load_external(model, built_as, stored)
     return load_state_dict(model, stored.state_dict, source=escape(stored.path))
 
 
-def count_classes(state_dict: Mapping[str, Tensor], spec: NetworkSpec, source: str) -> int:
+def count_classes(state_dict: Mapping[str, Tensor], spec: Spec, source: str) -> int:
     """Return the number of classes of a state dict for the network of ``spec``, 0 if it has no classifier.
 
     Raises WeightsError, naming ``source``, as `num_outputs` does.
     """
-    if not spec.is_external:
+    if not isinstance(spec, ExternalSpec):
         return num_outputs(state_dict, source)
     return _count_classes(state_dict, *_with_two_and_three_classes(spec))
 
 
-def _load_external(model: nn.Module, built_as: NetworkSpec, stored: StoredWeights) -> LoadReport:
+def _load_external(model: nn.Module, built_as: ExternalSpec, stored: StoredWeights) -> LoadReport:
     """Load a file into the network of another package. A classifier with other classes is not loaded.
 
     A network without classifier, such as a headless one of timm, may also lack the layers before the classifier.
@@ -73,7 +72,7 @@ def _load_external(model: nn.Module, built_as: NetworkSpec, stored: StoredWeight
     return report
 
 
-def _with_two_and_three_classes(spec: NetworkSpec) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+def _with_two_and_three_classes(spec: ExternalSpec) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """Return state dicts of an external network with 2 and 3 classes, on the meta device.
 
     They differ in the classifier, which has another name in each network. Both are empty if the number of classes is no

@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import Tensor
 
-from zoo.config.network import NetworkSpec
+from zoo.config.record import NetworkRecord
 from zoo.errors import WeightsError, shorten_repr, truncate
 
 SUFFIX = ".safetensors"
@@ -66,12 +66,12 @@ def _network(text: str, path: Path) -> dict[str, Any]:
     return network
 
 
-def safetensors_bytes(state_dict: Mapping[str, Tensor], spec: NetworkSpec | None = None) -> bytes:
+def safetensors_bytes(state_dict: Mapping[str, Tensor], record: NetworkRecord | None = None) -> bytes:
     """Return the bytes of a safetensors file, which other programs read as a plain state dict.
 
     Args:
     - `state_dict`: the tensors; tensors that share memory are written in full under each key.
-    - `spec`: description of the network for the header; None: none.
+    - `record`: description of the network for the header; None: none.
 
     Raises WeightsError for tensors that the format does not support, and if the package safetensors is not installed.
     """
@@ -79,8 +79,8 @@ def safetensors_bytes(state_dict: Mapping[str, Tensor], spec: NetworkSpec | None
     from safetensors.torch import save
 
     metadata = {FORMAT: "pt"}
-    if spec is not None:
-        metadata[NETWORK] = json.dumps(spec.model_dump(mode="json"), allow_nan=False)
+    if record is not None:
+        metadata[NETWORK] = json.dumps(record.content(), allow_nan=False)
     try:
         return save({key: tensor.detach().clone().contiguous() for key, tensor in state_dict.items()}, metadata)
     except (KeyError, ValueError, RuntimeError) as error:

@@ -16,8 +16,9 @@ from torch import Tensor
 
 from zoo.config.architectures import architecture, is_hub_name
 from zoo.config.experiment import Experiment
-from zoo.config.network import NetworkSpec
-from zoo.config.published import published_spec
+from zoo.config.network import ExternalSpec, NetworkSpec, Spec
+from zoo.config.published import published_record
+from zoo.config.record import NetworkRecord
 from zoo.errors import ConfigError, WeightsError, escape, shorten_repr
 from zoo.models import Network
 from zoo.models.build import build_on_meta, depth_of
@@ -40,7 +41,7 @@ class StoredWeights:
     Args:
     - `path`: the file.
     - `state_dict`: its tensors.
-    - `spec`: the network, which fits the tensors; None if the file does not describe it.
+    - `record`: the network, which fits the tensors, and its images; None if the file does not describe it.
     - `content`: the whole content.
     - `experiment`: the settings that a checkpoint of this package was trained with; None for other files.
     - `published`: the name of published weights.
@@ -48,23 +49,28 @@ class StoredWeights:
 
     path: Path
     state_dict: dict[str, Tensor]
-    spec: NetworkSpec | None
+    record: NetworkRecord | None
     content: Mapping[Any, Any]
     experiment: Experiment | None = None
     published: str | None = None
+
+    @property
+    def spec(self) -> Spec | None:
+        """The network; None if the file does not describe it."""
+        return None if self.record is None else self.record.spec
 
     @property
     def num_parameters(self) -> int:
         """Number of parameters: all values except the norms' running statistics and batch counters."""
         return sum(tensor.numel() for key, tensor in self.state_dict.items() if not key.endswith(NORM_BUFFERS))
 
-    def warn_of_assumptions(self, spec: NetworkSpec) -> None:
-        """Warn about the norm and activation that ``spec`` assumes by default for a file without spec.
+    def warn_of_assumptions(self, spec: Spec) -> None:
+        """Warn about the norm and activation that ``spec`` assumes by default for a file without record.
 
-        Nothing is assumed of networks with their own layers.
+        Nothing is assumed of networks whose layers are fixed.
         """
         assumed = [key for key in ("norm", "activation") if key not in spec.model_fields_set]
-        if self.spec is None and assumed and not spec.has_own_layers:
+        if self.record is None and assumed and isinstance(spec, NetworkSpec):
             settings = ", ".join(f"{key}={getattr(spec, key)!r}" for key in assumed)
             logger.warning(
                 "%s does not describe its network: assuming %s with %s; if it was trained with other settings, name "
@@ -86,28 +92,28 @@ def read_weights(path_or_name: str | os.PathLike[str]) -> StoredWeights:
     if name is not None:
         path = weights_path(name)
         content = read_published(name)
-        return StoredWeights(path, extract_state_dict(content, path), published_spec(name), content, published=name)
-    config: NetworkSpec | None = None
+        return StoredWeights(path, extract_state_dict(content, path), published_record(name), content, published=name)
+    config: NetworkRecord | None = None
     if isinstance(path_or_name, (str, os.PathLike)) and is_hub_name(path_or_name):
         path, config = fetch_from_hub(os.fspath(path_or_name))
     else:
         path = Path(path_or_name)
     content = read_checkpoint(path)
     state_dict = extract_state_dict(content, path)
-    spec, experiment = parse_description(content, escape(path))
-    if config is not None and spec is not None and spec.model_dump() != config.model_dump():
+    record, experiment = parse_description(content, escape(path))
+    if config is not None and record is not None and record.content() != config.content():
         what = "config.json and the weights file describe different networks"
         raise WeightsError(what, path_or_name, "ask its owner")
-    spec = config or spec
-    if spec is not None:
-        _check_description(state_dict, spec, escape(path))
-    return StoredWeights(path, state_dict, spec, content, experiment)
+    record = config or record
+    if record is not None:
+        _check_description(state_dict, record.spec, escape(path))
+    return StoredWeights(path, state_dict, record, content, experiment)
 
 
-def _check_description(state_dict: Mapping[str, Tensor], spec: NetworkSpec, source: str) -> None:
+def _check_description(state_dict: Mapping[str, Tensor], spec: Spec, source: str) -> None:
     """Raise WeightsError if the tensors of a file do not fit its description or its number of classes."""
     # The classifier of an external network may have any name; `check_fits_spec` compares all shapes.
-    num_in_tensors = spec.num_classes if spec.is_external else num_outputs(state_dict, source)
+    num_in_tensors = spec.num_classes if isinstance(spec, ExternalSpec) else num_outputs(state_dict, source)
     if num_in_tensors != spec.num_classes:
         raise WeightsError(
             f"{source}: network.num_classes = {spec.num_classes}, but the classifier has "
@@ -119,14 +125,14 @@ def _check_description(state_dict: Mapping[str, Tensor], spec: NetworkSpec, sour
         raise WeightsError(f"{source}: {error}; {REMEDY}") from error
 
 
-def check_fits_spec(state_dict: Mapping[str, Tensor], spec: NetworkSpec, source: str) -> None:
+def check_fits_spec(state_dict: Mapping[str, Tensor], spec: Spec, source: str) -> None:
     """Raise WeightsError unless a state dict fits the network of a spec.
 
     The network is built on the meta device, so a small file cannot request a large network. The number of tensors is
     compared first, because thousands of blocks take seconds, and millions hours, to build even there. Any number of
     image channels is accepted. Raises ConfigError for an unknown architecture or unknown options.
     """
-    if not spec.is_external:
+    if not isinstance(spec, ExternalSpec):
         depth = depth_of(architecture(spec.arch), spec.options)
         if depth > len(state_dict):
             raise WeightsError(
