@@ -13,7 +13,7 @@ from zoo.cli import main
 from zoo.config.parse import load_experiment, parse_experiment, replace_settings
 from zoo.config.setting_hints import COMMON_NAMES, hint_for
 from zoo.errors import ConfigError
-from zoo.run.experiments import with_changes
+from zoo.registry.experiments import with_changes
 
 
 @pytest.fixture(scope="module")

@@ -13,7 +13,7 @@ from tests.data.sample_images import make_folder
 from tests.engine.tiny import make_images
 from zoo.cli import main
 from zoo.config.parse import load_experiment, parse_experiment
-from zoo.run.experiments import default_experiment, with_changes
+from zoo.registry.experiments import default_experiment, with_changes
 
 
 @pytest.fixture(scope="module")
@@ -31,7 +31,7 @@ def test_architecture_is_trained_by_its_name(
         settings["input"] |= {"crop_train": 32, "scale_val": 32, "crop_val": 32}
         return parse_experiment(settings, "test")
 
-    monkeypatch.setattr("zoo.run.experiments.default_experiment", one_epoch)
+    monkeypatch.setattr("zoo.registry.experiments.default_experiment", one_epoch)
     assert main(["train", name, str(data), "--log-dir", str(tmp_path / "log"), "-j", "0"]) == 0
     printed = capsys.readouterr().err
     assert f"{name} is an architecture, not an experiment, and is trained with default settings" in printed

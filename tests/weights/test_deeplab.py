@@ -11,11 +11,11 @@ import torch
 from torch import Tensor, nn
 
 import zoo
-from zoo.config.architectures import ARCHITECTURES, has_same_tensors
+from zoo.config.architectures import ARCHITECTURES
 from zoo.errors import ConfigError, WeightsError
 from zoo.layers import InPlaceABN, InPlaceABNSync
 from zoo.weights import read_state_dict
-from zoo.weights.description import check_same_network
+from zoo.weights.description import check_same_network, has_same_tensors
 
 COUNTER = "num_batches_tracked"
 

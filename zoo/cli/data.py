@@ -36,7 +36,7 @@ class DataCheck(Command):
         from zoo.data.loader import DEFAULT_OPTIONS
         from zoo.data.named import open_data
         from zoo.data.prepare.check import check_images
-        from zoo.run.experiments import default_experiment, load_if_named
+        from zoo.registry.experiments import default_experiment, load_if_named
         from zoo.run.training import build_loaders
         from zoo.tasks import task_of
 

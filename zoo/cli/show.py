@@ -13,7 +13,7 @@ from zoo.cli.options import Command, argument
 from zoo.errors import EXIT_VERIFICATION_FAILED, ConfigError, escape, shorten_repr
 
 if TYPE_CHECKING:
-    from zoo.registry.names import Resolved
+    from zoo.weights import StoredWeights
 
 WIDTH = 110
 INDENT = 26
@@ -35,17 +35,17 @@ class Show(Command):
     def run(self) -> int:
         from zoo.config.network import ExternalSpec
         from zoo.config.published import published
-        from zoo.registry.names import resolve
+        from zoo.registry.open import open_network
 
         if self.other is not None:
             return _compare(self.name, self.other)
-        found = resolve(self.name)
-        if found.experiment is not None and found.is_experiment and self.name not in published():
-            print(json.dumps(found.experiment.model_dump(mode="json"), indent=2))
+        opened = open_network(self.name)
+        if opened.experiment is not None and opened.is_experiment and self.name not in published():
+            print(json.dumps(opened.experiment.model_dump(mode="json"), indent=2))
             return 0
-        if found.stored is not None:
-            facts = _facts_of_file(found)
-        elif isinstance(found.network, ExternalSpec):
+        if opened.weights is not None:
+            facts = _facts_of_file(opened.weights)
+        elif isinstance(opened.spec, ExternalSpec):
             facts = _facts_of_external(self.name)
         else:
             facts = _facts_of_network(self.name)
@@ -56,11 +56,11 @@ class Show(Command):
 def _compare(*names: str) -> int:
     """Print the names of the tensors that differ between two files, and return 3 if there are any."""
     from zoo.engine.digest import differences, digest, state_tensors
-    from zoo.registry.names import resolve
+    from zoo.registry.open import open_network
 
     found = []
     for name in names:
-        stored = resolve(name).stored
+        stored = open_network(name).weights
         if stored is None:
             raise ConfigError("this is not a weights file", name, "give two checkpoints or weights files")
         has_state = "state_dict" in stored.content
@@ -112,15 +112,14 @@ def _facts_of_external(name: str) -> dict[str, Any]:
     return {"arch": name, "parameters": num_parameters, "memory": ", ".join(EXTERNAL_MEMORY)}
 
 
-def _facts_of_file(found: Resolved) -> dict[str, Any]:
+def _facts_of_file(stored: StoredWeights) -> dict[str, Any]:
     """Return the content and metadata of a checkpoint, a weights file or a repository, without building a network."""
     from zoo.engine.checkpoint import parse_progress
     from zoo.weights import digests_of
 
-    stored, experiment = found.stored, found.experiment
-    assert stored is not None
+    experiment = stored.experiment
     return {
-        "file": escape(stored.path),
+        "file": stored.source,
         "bytes": stored.path.stat().st_size,
         **digests_of(stored.path),
         "network": None if stored.record is None else stored.record.content(),

@@ -89,7 +89,7 @@ class Train(Command, ProcessOptions):
         from zoo.config.parse import parse_experiment
         from zoo.data.named import open_data
         from zoo.engine.process import open_process
-        from zoo.run.experiments import experiment_for
+        from zoo.registry.experiments import experiment_for
         from zoo.run.training import train_experiment
 
         data, log_dir = open_data(self.data), self.log_dir or RUNS_DIR / Path(self.config).name.removesuffix(".json")

@@ -94,28 +94,9 @@ def network_sizes() -> dict[str, dict[str, Any]]:
     return sizes
 
 
-def is_external(name: str) -> bool:
-    """Return whether ``name`` names a network of another package, "PACKAGE:NAME"; it may be unknown there."""
-    package, colon, _ = name.partition(":")
-    return bool(colon) and package in NETWORK_PACKAGES
-
-
 def is_hub_name(name: str | os.PathLike[str]) -> bool:
     """Return whether ``name`` names a repository on the Hugging Face Hub, right or wrong."""
     return os.fspath(name).startswith(HUB_PREFIX)
-
-
-def has_same_tensors(first: str, second: str) -> bool:
-    """Return whether two networks have the same state-dict keys and shapes, up to the number of classes.
-
-    A WiderResNet and its A2 variant differ only in pooling and dropout, which have no tensors.
-    """
-    if first == second:
-        return True
-    families = {ARCHITECTURES[name].family for name in (first, second)}
-    return families == {"wider_resnet", "wider_resnet_a2"} and (
-        ARCHITECTURES[first].structure == ARCHITECTURES[second].structure
-    )
 
 
 # The packages whose networks are known by names such as "torchvision:resnet50", see `zoo.models.external`.

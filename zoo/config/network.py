@@ -10,9 +10,18 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import AfterValidator, AliasChoices, Field, ValidationError, ValidationInfo, field_validator
+from pydantic import (
+    AfterValidator,
+    AliasChoices,
+    Field,
+    ModelWrapValidatorHandler,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 
-from zoo.config.architectures import ARCHITECTURES, EXTERNAL_MEMORY, LEAN, Architecture, architecture, is_external
+from zoo.config.architectures import ARCHITECTURES, EXTERNAL_MEMORY, LEAN, NETWORK_PACKAGES, Architecture, architecture
 from zoo.config.limits import MAX_CLASSES, MAX_RATE, MAX_SLOPE
 from zoo.config.section import (
     UNKNOWN_KEY,
@@ -22,9 +31,8 @@ from zoo.config.section import (
     Section,
     parse_section,
     problems_of,
-    raise_problems,
 )
-from zoo.errors import ConfigError, ZooError, join_names, shorten_repr
+from zoo.errors import ConfigError, ZooError, join_names
 
 WITH_PARAMETER = ("leaky_relu", "elu")
 # The keys of a weights file's description beside the settings of its network, see `zoo.config.record`.
@@ -101,6 +109,29 @@ class Spec(Section):
     options: Annotated[dict[str, Any], AfterValidator(_make_plain)] = Field(default_factory=dict)
     """Further options of the architecture, as zoo.get takes them; zoo show NAME explains them. For a network of
     another package: arguments of its builder, and pretrained."""
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _explain_unknown_keys(cls, content: Any, handler: ModelWrapValidatorHandler[Spec]) -> Spec:
+        """Return the spec; if it fails, say why keys of other networks and of weights files are refused."""
+        try:
+            return handler(content)
+        except ValidationError as error:
+            if not isinstance(content, Mapping):
+                raise
+            problems = list(problems_of(error))
+        refusals = {
+            **dict.fromkeys(STORED_ALONE, "is stored with weights and is not a setting of experiments; remove the key"),
+            **dict.fromkeys(LAYER_KEYS, cls.refuse_layers(str(content.get("arch")))),
+        }
+        raise Conflicts(
+            [
+                replace(each, message=refusals.get(str(each.path[0]), each.message))
+                if each.message == UNKNOWN_KEY
+                else each
+                for each in problems
+            ]
+        )
 
     @field_validator("memory")
     @classmethod
@@ -256,7 +287,8 @@ def spec_class(arch: Any) -> type[Spec]:
     """Return the class of the specs of an architecture; `NetworkSpec` for networks of the user's own."""
     if not isinstance(arch, str):
         return NetworkSpec
-    if is_external(arch):
+    package, colon, _ = arch.partition(":")
+    if colon and package in NETWORK_PACKAGES:
         return ExternalSpec
     return Spec if arch in ARCHITECTURES and ARCHITECTURES[arch].has_own_layers else NetworkSpec
 
@@ -267,23 +299,7 @@ def validate_spec(content: Any) -> Spec:
         return content
     if not isinstance(content, Mapping):
         raise ValueError("should be a JSON object")
-    section = spec_class(content.get("arch"))
-    try:
-        return section.model_validate(dict(content))
-    except ValidationError as error:
-        problems = list(problems_of(error))
-    refusals = {
-        **dict.fromkeys(STORED_ALONE, "is stored with weights and is not a setting of experiments; remove the key"),
-        **dict.fromkeys(LAYER_KEYS, section.refuse_layers(str(content.get("arch")))),
-    }
-    raise Conflicts(
-        [
-            replace(each, message=refusals.get(str(each.path[0]), each.message))
-            if each.message == UNKNOWN_KEY
-            else each
-            for each in problems
-        ]
-    )
+    return spec_class(content.get("arch")).model_validate(dict(content))
 
 
 def parse_spec(
@@ -294,12 +310,10 @@ def parse_spec(
     Raises ``error`` for invalid settings, and ConfigError for unknown architectures.
     """
     arch = content.get("arch")
-    if isinstance(arch, str) and spec_class(arch) is not ExternalSpec:
+    section = spec_class(arch)
+    if isinstance(arch, str) and section is not ExternalSpec:
         architecture(arch)
-    try:
-        return validate_spec(content)
-    except Conflicts as conflicts:
-        raise_problems([replace(each, path=path + each.path) for each in conflicts.problems], source, error)
+    return parse_section(section, content, source, path, error)
 
 
 def merge(*contents: Mapping[str, Any]) -> dict[str, Any]:
@@ -314,26 +328,6 @@ def merge(*contents: Mapping[str, Any]) -> dict[str, Any]:
         options |= {key: value for key, value in content.items() if key not in fields} | fields.pop("options", {})
         merged |= fields
     return {**merged, "options": options}
-
-
-def choose_dilation(arch: Architecture, output_stride: int | None, dilation: Any) -> Any:
-    """Return the option ``dilation`` of a network whose last map has this stride; ``dilation`` if the stride is None.
-
-    Raises ConfigError if both are given, and for a stride that the architecture does not support.
-    """
-    if output_stride is None:
-        return dilation
-    if dilation is not None:
-        raise ConfigError(f"{arch.name}: output_stride and dilation set the same thing; pass one of them")
-    if not arch.dilations:
-        raise ConfigError(
-            f"{arch.name}: output_stride: the network cannot be dilated, so that its stride is fixed; resnet18 to "
-            "resnet152, resnext*, densenet* and wider_resnet*_a2 can"
-        )
-    if output_stride not in list(arch.dilations):  # the value may be unhashable
-        strides = join_names(sorted(arch.dilations))
-        raise ConfigError(f"{arch.name}: output_stride = {shorten_repr(output_stride)}: should be one of {strides}")
-    return arch.dilations[output_stride]
 
 
 def read_original_keys(content: Mapping[str, Any]) -> dict[str, Any]:

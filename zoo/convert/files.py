@@ -91,7 +91,7 @@ def _source_spec(stored: StoredWeights, kind: str, asked: Mapping[str, Any]) -> 
 
     Raises errors as `convert_file` does.
     """
-    path, spec = escape(stored.path), stored.spec
+    path, spec = stored.source, stored.spec
     if spec is not None and kind == "from-torchvision":
         raise ConversionError(f"{path}: {kind} is for torchvision's files, and this is a file of zoo for {spec.arch}")
     if spec is not None:

@@ -10,12 +10,12 @@ from dataclasses import replace
 
 from torch import Tensor, nn
 
-from zoo.config.architectures import ARCHITECTURES, has_same_tensors
+from zoo.config.architectures import ARCHITECTURES
 from zoo.config.network import WITH_PARAMETER, NetworkSpec, Spec
 from zoo.convert.norms import inplace_to_standard, standard_to_inplace
-from zoo.errors import ConversionError, WeightsError, escape
+from zoo.errors import ConversionError, WeightsError
 from zoo.weights import LoadReport, StoredWeights, load_stored
-from zoo.weights.description import ASKED_BY_NETWORK
+from zoo.weights.description import ASKED_BY_NETWORK, has_same_tensors
 
 logger = logging.getLogger("zoo")
 
@@ -40,19 +40,19 @@ def transferred(stored: StoredWeights, network: Spec | None) -> StoredWeights:
     of_weights = ARCHITECTURES[network.arch].structure.get("body", network.arch)  # a DeepLab may load its body alone
     if spec.arch != network.arch and not has_same_tensors(spec.arch, of_weights):
         return stored
-    tensors, source = stored.state_dict, escape(stored.path)
+    tensors, source = stored.state_dict, stored.source
     if spec.norm == "standard":  # first, because in-place norms have no relu
         spec = _with_activation(spec, network, source)
     if (spec.norm == "standard") != (network.norm == "standard"):
         tensors = _convert_norms(tensors, spec, network.norm, source)
-    spec = _with_activation(spec.changed(norm=network.norm), network, source)
+    spec = _with_activation(spec.model_copy(update={"norm": network.norm}), network, source)
     assert stored.record is not None
     return replace(stored, state_dict=tensors, record=stored.record.with_spec(spec))
 
 
 def _with_activation(spec: NetworkSpec, network: NetworkSpec, source: str) -> NetworkSpec:
     """Return the spec with the activation of ``network``."""
-    changed = spec.changed(activation=network.activation, activation_param=network.activation_param)
+    changed = spec.model_copy(update={"activation": network.activation, "activation_param": network.activation_param})
     before, after = _activation_text(spec), _activation_text(changed)
     if before != after:
         logger.warning(

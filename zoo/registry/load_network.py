@@ -14,15 +14,16 @@ from torch import nn
 
 from zoo.config.experiment import Experiment, Input
 from zoo.config.network import ExternalSpec
-from zoo.config.published import entry_of, published
+from zoo.config.published import entry_of
 from zoo.convert.transfer import load_transferred
 from zoo.data.imagenet import imagenet_wnids
 from zoo.errors import ConfigError, WeightsError, escape
 from zoo.registry.get import build_from_config
-from zoo.registry.names import Resolved, only_variant, resolve
+from zoo.registry.open import open_network
 from zoo.registry.preprocessing import preprocessing_of
-from zoo.weights import StoredWeights, digests_of
+from zoo.weights import digests_of
 from zoo.weights.cache import published_name
+from zoo.weights.load_file import count_classes
 
 
 @dataclass(frozen=True)
@@ -71,31 +72,34 @@ def load_network(name: str | os.PathLike[str], weights: str | os.PathLike[str] |
     so. Raises ConfigError for an unknown name, and WeightsError for weights that are missing, that do not fit
     (including the classifier), or that belong to another network.
     """
-    found = resolve(name)
-    if weights is not None or found.stored is None:
-        found = found.with_weights(_published(found) if weights is None else weights)
-    stored, experiment = found.stored, _experiment_of(found)
+    opened = open_network(name, {}, weights=weights, for_weights=True)
+    stored, spec = opened.weights, opened.spec
     assert stored is not None
-    network = experiment.network.without_pretrained()
-    model = build_from_config(network)
-    report = load_transferred(model, stored, "the experiment" if found.is_experiment else "the checkpoint")
-    if found.experiment is None:
-        stored.warn_of_assumptions(found.network)
+    if stored.record is None and opened.experiment is None:
+        num_classes = count_classes(stored.state_dict, spec, stored.source)
+        spec = spec.changed(num_classes=num_classes) if num_classes else spec
+    experiment = opened.experiment or Experiment(network=spec, input=Input(**preprocessing_of(opened).model_dump()))
+    model = build_from_config(spec)
+    report = load_transferred(model, stored, "the experiment" if opened.is_experiment else "the checkpoint")
+    if opened.experiment is None:
+        stored.warn_of_assumptions(spec)
     if report.initial:
         raise WeightsError(
             f"the file has weights for the body only, and {' and '.join(report.initial)} would be random",
             stored.path,
-            f"give weights of a whole {experiment.network.arch}; zoo train --weights can start from this file",
+            f"give weights of a whole {spec.arch}; zoo train --weights can start from this file",
         )
     # Files of other packages do not specify which tensors belong to the classifier; all of them fit.
-    if report.classifier != "loaded" and not (report.classifier == "none" and isinstance(network, ExternalSpec)):
+    if report.classifier != "loaded" and not (report.classifier == "none" and isinstance(spec, ExternalSpec)):
         raise WeightsError(
             "the classifier of the file does not fit the network",
             stored.path,
             "give the experiment that the weights were trained with",
         )
-    weights = stored.published or os.fspath(stored.path)
-    return LoadedNetwork(escape(found.name), model, experiment, weights, _class_names(stored, experiment))
+    class_names: Sequence[str] | None = opened.network.class_names
+    if class_names is None and stored.published and experiment.task == "classification":
+        class_names = imagenet_wnids()
+    return LoadedNetwork(escape(opened.name), model, experiment, stored.published or stored.path, class_names)
 
 
 def as_loaded(
@@ -111,29 +115,3 @@ def as_loaded(
         what = f"weights = {escape(weights)}: {network.title} is loaded with its weights"
         raise ConfigError(what, remedy="give the name of the network and these weights, or the loaded network alone")
     return network
-
-
-def _published(found: Resolved) -> str:
-    """Return the name of the published weights of a network that was named without weights."""
-    if found.experiment is None and not isinstance(found.network, ExternalSpec):
-        return only_variant(found.name)
-    if found.name not in published():
-        raise WeightsError(
-            f"there are no published weights of {escape(found.name)}", remedy="give weights to score, --weights FILE"
-        )
-    return found.name
-
-
-def _experiment_of(found: Resolved) -> Experiment:
-    """Return the settings that a network is scored with; defaults where neither name nor file has them."""
-    if found.experiment is not None:
-        return found.experiment
-    images = preprocessing_of(found)
-    return Experiment(network=found.network, input=Input(**images.model_dump()))
-
-
-def _class_names(stored: StoredWeights, experiment: Experiment) -> Sequence[str] | None:
-    """Return the class names in the weights file, or ImageNet's for published classifiers."""
-    if stored.record is not None and stored.record.class_names is not None:
-        return stored.record.class_names
-    return imagenet_wnids() if stored.published and experiment.task == "classification" else None

@@ -7,24 +7,22 @@ from __future__ import annotations
 
 from typing import Any
 
-from zoo.config.architectures import architecture
-from zoo.config.network import ExternalSpec
+from zoo.config.architectures import ARCHITECTURES
 from zoo.config.record import NetworkRecord, Preprocessing
 from zoo.models.external import own_preprocessing
-from zoo.registry.names import Resolved, with_preprocessing
+from zoo.registry.open import Opened, default_preprocessing
 from zoo.weights import digests_of
 
 
-def preprocessing_of(found: Resolved) -> Preprocessing:
-    """Return the preprocessing of a resolved network; of another package's network the one of its weights.
+def preprocessing_of(opened: Opened) -> Preprocessing:
+    """Return the preprocessing of a network; of another package's network the one of its weights.
 
     Raises ConfigError as `own_preprocessing` does.
     """
-    record = with_preprocessing(found.described)
-    if record.preprocessing is not None:
-        return record.preprocessing
-    sha256 = None if found.stored is None else digests_of(found.stored.path)["sha256"]
-    return own_preprocessing(record.spec.arch, sha256)
+    if images := opened.network.preprocessing or default_preprocessing(opened.spec):
+        return images
+    sha256 = None if opened.weights is None else digests_of(opened.weights.path)["sha256"]
+    return own_preprocessing(opened.spec.arch, sha256)
 
 
 def describe_images(record: NetworkRecord, in_chans: int = 3) -> dict[str, Any]:
@@ -37,7 +35,8 @@ def describe_images(record: NetworkRecord, in_chans: int = 3) -> dict[str, Any]:
         return {}
     cfg = {"mean": tuple(images.mean), "std": tuple(images.std), "interpolation": images.interpolation_val,
            "crop_mode": images.crop_mode_val}  # fmt: skip
-    if not isinstance(record.spec, ExternalSpec) and architecture(record.spec.arch).task != "classification":
+    arch = ARCHITECTURES.get(record.spec.arch)  # None for an external network, which classifies
+    if arch is not None and arch.task != "classification":
         return {**cfg, "scale": None, "crop": None}
     scale, crop = images.scale_val, images.crop_val
     crop_pct = 1.0 if scale == -1 else crop / scale

@@ -15,7 +15,7 @@ from zoo.config.architectures import ARCHITECTURES
 from zoo.config.published import published
 from zoo.errors import ConfigError
 from zoo.registry.get import get
-from zoo.registry.names import record_of
+from zoo.registry.open import open_network
 from zoo.registry.preprocessing import describe_images
 
 try:
@@ -49,7 +49,7 @@ def _entrypoint(registered: str, name: str, fixed: dict[str, Any]) -> Callable[.
 
 def _default_cfg(name: str) -> dict[str, Any]:
     """Return timm's description of a network: classes, images, and where its weights are published."""
-    record = record_of(name)
+    record = open_network(name, {}).network
     images = describe_images(record)
     cfg = {key: images[key] for key in ("input_size", "crop_pct", "mean", "std", "interpolation")}
     cfg["num_classes"] = record.spec.num_classes
@@ -60,7 +60,7 @@ def _default_cfg(name: str) -> dict[str, Any]:
 
 _NAMES: dict[str, tuple[str, dict[str, Any]]] = {}  # name in timm -> name and arguments of `get`
 for _name in (*ARCHITECTURES, *published()):
-    if ARCHITECTURES[record_of(_name).spec.arch].task == "classification":
+    if ARCHITECTURES[open_network(_name).spec.arch].task == "classification":
         _NAMES[f"zoo_{_name}"] = (_name, {})
         if _name in ARCHITECTURES:
             _NAMES[f"zoo_{_name}_iabn"] = (_name, {"norm": "inplace"})

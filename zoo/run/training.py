@@ -40,11 +40,11 @@ from zoo.engine.trainer import Trainer
 from zoo.errors import ConfigError, DataError, escape, join_names
 from zoo.models.build import build_on_meta
 from zoo.models.external import check_logits
+from zoo.registry.experiments import experiment_for
 from zoo.registry.get import build_from_config
 from zoo.registry.load_network import LoadedNetwork
 from zoo.remat.lean import is_lean, lean
 from zoo.run.console import console, environment_rank
-from zoo.run.experiments import experiment_for
 from zoo.run.log_folder import log_folder
 from zoo.run.run_log import HISTOGRAM_NAMES, Histograms, RunLog, histogram_parameters, read_validation
 from zoo.tables import counted

@@ -6,13 +6,13 @@ import os
 from collections.abc import Mapping
 from typing import Any, TypeGuard
 
-from zoo.config.architectures import ARCHITECTURES, architecture, has_same_tensors
+from zoo.config.architectures import ARCHITECTURES
 from zoo.config.experiment import Experiment
 from zoo.config.network import WITH_PARAMETER, ExternalSpec, NetworkSpec, Spec, merge, spec_class
 from zoo.config.parse import parse_experiment
 from zoo.config.record import NetworkRecord, parse_record
 from zoo.config.section import check_extent
-from zoo.errors import ConfigError, WeightsError, join_names, nearest, shorten_repr
+from zoo.errors import WeightsError, join_names, nearest, shorten_repr
 
 # Settings that change no weights, or only the classifier.
 FREE_SETTINGS = {
@@ -80,7 +80,7 @@ def check_same_network(
     spec: Spec,
     wanted: Mapping[str, Any],
     where: str | os.PathLike[str],
-    asked_by: str = ASKED_BY_NETWORK,
+    asked_by: str = "the arguments",
     *,
     is_body: bool = False,
     may_transfer: bool = False,
@@ -101,9 +101,9 @@ def check_same_network(
     """
     wanted = _flat(_settings_of_body(wanted, spec) if is_body else wanted)
     arch = wanted.get("arch", spec.arch)
-    if ExternalSpec in (type(spec), spec_class(arch)):
+    if not {spec.arch, arch} <= ARCHITECTURES.keys():
         wanted = {"arch": arch}
-    stored = _flat(settings_of_network(spec))
+    stored = {**default_options(spec.arch), **_flat(spec.model_dump())}
     differences = [
         (key, stored.get(key), value)
         for key, value in wanted.items()
@@ -127,26 +127,38 @@ def check_same_network(
 
 def settings_of_network(spec: Spec) -> dict[str, Any]:
     """Return the settings of a built network, with all options of its architecture."""
-    arch = ARCHITECTURES.get(spec.arch)  # None for a network of another package, whose defaults are unknown
-    return merge({} if arch is None else arch.options().model_dump(), spec.model_dump())
+    return merge(default_options(spec.arch), spec.model_dump())
 
 
-def settings_with_body(spec: Spec | None, wanted: Mapping[str, Any], where: str | os.PathLike[str]) -> dict[str, Any]:
-    """Return the settings of a segmentation network whose body has the weights of a file: the file's norm and stem.
+def default_options(arch: str) -> dict[str, Any]:
+    """Return all options of an architecture; none of a network of another package, whose defaults are unknown."""
+    return ARCHITECTURES[arch].options().model_dump() if arch in ARCHITECTURES else {}
 
-    ``spec`` is the file's, None if it is unknown. ``wanted`` are the settings of the segmentation network, which win.
-    Raises ConfigError if ``wanted`` is another network, and WeightsError if it contradicts the file.
+
+def complete_settings(
+    file: Spec,
+    wanted: Mapping[str, Any],
+    where: str | os.PathLike[str],
+    *,
+    is_body: bool = False,
+    may_transfer: bool = True,
+) -> dict[str, Any]:
+    """Return the settings of a network, ``wanted``, completed by the settings that a weights file describes.
+
+    Args:
+    - `file`: the network of the file.
+    - `wanted`, `where`, `may_transfer`: see `check_same_network`.
+    - `is_body`: whether the file is for the body of a segmentation network, which has the norm and stem of the file.
+
+    Raises WeightsError if ``wanted`` contradicts the file.
     """
-    arch = wanted["arch"]
-    if spec_class(arch) is ExternalSpec or architecture(arch).task != "segmentation":
-        raise ConfigError(f"{arch}: body_weights are for the body of a segmentation network; give weights=PATH")
-    if spec is None:
-        return dict(wanted)
-    check_same_network(spec, wanted, where, "the arguments", is_body=True, may_transfer=True)
-    chooses_layers = spec_class(arch) is NetworkSpec
-    of_body = {key: getattr(spec, key) for key in TRANSFERABLE} if chooses_layers else {}
-    stem = {key: value for key, value in spec.options.items() if key == "input_3x3"}
-    return merge(of_body, stem, wanted)
+    check_same_network(file, wanted, where, is_body=is_body, may_transfer=may_transfer)
+    if not is_body:
+        return merge(file.model_dump(), wanted)
+    chooses_layers = spec_class(wanted["arch"]) is NetworkSpec
+    norms = {key: getattr(file, key) for key in TRANSFERABLE} if chooses_layers else {}
+    stem = {key: value for key, value in file.options.items() if key == "input_3x3"}
+    return merge(norms, stem, wanted)
 
 
 def _settings_of_body(settings: Mapping[str, Any], spec: Spec) -> dict[str, Any]:
@@ -174,3 +186,16 @@ def _agree(stored: Mapping[str, Any], key: str, value: Any) -> bool:
         return True
     recorded, value = (list(each) if isinstance(each, tuple) else each for each in (stored.get(key), value))
     return bool(recorded == value)
+
+
+def has_same_tensors(first: str, second: str) -> bool:
+    """Return whether two networks have the same state-dict keys and shapes, up to the number of classes.
+
+    A WiderResNet and its A2 variant differ only in pooling and dropout, which have no tensors.
+    """
+    if first == second:
+        return True
+    families = {ARCHITECTURES[name].family for name in (first, second)}
+    return families == {"wider_resnet", "wider_resnet_a2"} and (
+        ARCHITECTURES[first].structure == ARCHITECTURES[second].structure
+    )

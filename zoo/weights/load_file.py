@@ -12,7 +12,7 @@ from dataclasses import replace
 from torch import Tensor, nn
 
 from zoo.config.network import ExternalSpec, Spec
-from zoo.errors import ConfigError, escape
+from zoo.errors import ConfigError
 from zoo.models.build import build_on_meta
 from zoo.models.segmentation import SegmentationNetwork
 from zoo.tables import counted
@@ -39,7 +39,7 @@ def load_stored(model: nn.Module, stored: StoredWeights, asked_by: str = ASKED_B
         check_same_network(stored.spec, settings_of_network(built_as), stored.path, asked_by)
     if isinstance(built_as, ExternalSpec):
         return _load_external(model, built_as, stored)
-    return load_state_dict(model, stored.state_dict, source=escape(stored.path))
+    return load_state_dict(model, stored.state_dict, source=stored.source)
 
 
 def count_classes(state_dict: Mapping[str, Tensor], spec: Spec, source: str) -> int:
@@ -57,7 +57,7 @@ def _load_external(model: nn.Module, built_as: ExternalSpec, stored: StoredWeigh
 
     A network without classifier, such as a headless one of timm, may also lack the layers before the classifier.
     """
-    source, own, of_file = escape(stored.path), model.state_dict(), stored.state_dict
+    source, own, of_file = stored.source, model.state_dict(), stored.state_dict
     two, three = _with_two_and_three_classes(built_as)
     num_own, num_in_file = _count_classes(own, two, three), _count_classes(of_file, two, three)
     if num_in_file in (0, num_own):
@@ -110,7 +110,7 @@ def load_body(model: SegmentationNetwork, stored: StoredWeights, asked_by: str =
     The file's classifier is dropped; head and cls keep their values. A `wider_resnet*_a2` accepts the weights of the
     plain form. Raises WeightsError as `load_weights` does, also for a file of another body.
     """
-    source, built_as = escape(stored.path), model.built_as
+    source, built_as = stored.source, model.built_as
     if built_as is not None and stored.spec is not None:
         check_same_network(stored.spec, settings_of_network(built_as), stored.path, asked_by, is_body=True)
     report = load_state_dict(model.body, stored.state_dict, source=source)

@@ -60,6 +60,11 @@ class StoredWeights:
         return None if self.record is None else self.record.spec
 
     @property
+    def source(self) -> str:
+        """The path, escaped for messages."""
+        return escape(self.path)
+
+    @property
     def num_parameters(self) -> int:
         """Number of parameters: all values except the norms' running statistics and batch counters."""
         return sum(tensor.numel() for key, tensor in self.state_dict.items() if not key.endswith(NORM_BUFFERS))
@@ -75,7 +80,7 @@ class StoredWeights:
             logger.warning(
                 "%s does not describe its network: assuming %s with %s; if it was trained with other settings, name "
                 "its experiment, or pass %s to zoo.get or --%s to zoo convert",
-                escape(self.path), spec.arch, settings, " and ".join(f"{key}=" for key in assumed),
+                self.source, spec.arch, settings, " and ".join(f"{key}=" for key in assumed),
                 " and --".join(assumed),
             )  # fmt: skip
 

@@ -25,7 +25,7 @@ from zoo.data.sources.location import DataPath
 from zoo.data.transforms.classification import TrainTransform
 from zoo.errors import ConfigError, DataError
 from zoo.models.build import build_on_meta
-from zoo.registry.names import INPUTS, resolve
+from zoo.registry.open import INPUTS, open_network
 from zoo.remat.lean import is_lean
 
 logger = logging.getLogger(__name__)
@@ -169,10 +169,10 @@ def _check_recipe(experiment: Experiment) -> None:
 
 def load_if_named(name: str) -> Experiment | str:
     """Return the experiment that a name stands for, or the name of a network; ConfigError for another name."""
-    found = resolve(name)
-    if found.is_experiment and found.experiment is not None:
-        return found.experiment
-    if found.stored is not None:
+    opened = open_network(name)
+    if opened.is_experiment and opened.experiment is not None:
+        return opened.experiment
+    if opened.weights is not None:
         what = "this is a weights file, not an experiment"
         raise ConfigError(what, name, "name an experiment or an architecture, and give the file as --weights")
     return name
