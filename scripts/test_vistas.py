@@ -79,9 +79,9 @@ class SegmentVistas(Command):
 def _load(model: Path) -> LoadedNetwork:
     """Return the network of a file; without settings of a training, with the published size of images and colors."""
     from zoo.registry.load_network import load_network
-    from zoo.registry.open import open_network
+    from zoo.registry.open import find_network
 
-    found, published = open_network(model), open_network(NETWORK).experiment
+    found, published = find_network(model), find_network(NETWORK).experiment
     assert published is not None
     network = load_network(NETWORK, model) if found.record is None else load_network(model)
     if found.experiment is None and network.experiment.task == "segmentation":

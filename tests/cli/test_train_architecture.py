@@ -12,6 +12,7 @@ import zoo
 from tests.data.sample_images import make_folder
 from tests.engine.tiny import make_images
 from zoo.cli import main
+from zoo.config.network import NetworkSpec, Spec, parse_spec
 from zoo.config.parse import load_experiment, parse_experiment
 from zoo.registry.experiments import default_experiment, with_changes
 
@@ -25,8 +26,8 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_architecture_is_trained_by_its_name(
     name: str, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def one_epoch(arch: str, folder: Path, sections: None = None) -> zoo.config.experiment.Experiment:
-        settings = default_experiment(arch, folder).model_dump(mode="json")
+    def one_epoch(network: Spec, folder: Path, sections: None = None) -> zoo.config.experiment.Experiment:
+        settings = default_experiment(network, folder).model_dump(mode="json")
         settings["optimizer"]["schedule"]["epochs"] = 1
         settings["input"] |= {"crop_train": 32, "scale_val": 32, "crop_val": 32}
         return parse_experiment(settings, "test")
@@ -35,7 +36,7 @@ def test_architecture_is_trained_by_its_name(
     assert main(["train", name, str(data), "--log-dir", str(tmp_path / "log"), "-j", "0"]) == 0
     printed = capsys.readouterr().err
     assert f"{name} is an architecture, not an experiment, and is trained with default settings" in printed
-    assert load_experiment(tmp_path / "log" / "experiment.json") == one_epoch(name, data)
+    assert load_experiment(tmp_path / "log" / "experiment.json") == one_epoch(parse_spec({"arch": name}, name), data)
     model = zoo.get(tmp_path / "log" / "checkpoint.pth.tar")
     assert type(model) is type(zoo.get(name, num_classes=2))
 
@@ -84,7 +85,9 @@ def test_unicode_composition_of_class_name_is_explained(tmp_path: Path, capsys: 
 
 
 def test_missing_classes_are_named_again_at_the_end_of_run(data: Path, tmp_path: Path) -> None:
-    config = with_changes(default_experiment("resnet32_cifar", data), epochs=1).model_dump(mode="json")
+    config = with_changes(default_experiment(NetworkSpec(arch="resnet32_cifar"), data), epochs=1).model_dump(
+        mode="json"
+    )
     config["network"]["num_classes"] = 1000
     config["input"] |= {"crop_train": 32, "scale_val": 32, "crop_val": 32}
     zoo.train(parse_experiment(config, "test"), data, log_dir=tmp_path / "log")

@@ -36,11 +36,11 @@ class DataCheck(Command):
         from zoo.data.loader import DEFAULT_OPTIONS
         from zoo.data.named import open_data
         from zoo.data.prepare.check import check_images
-        from zoo.registry.experiments import default_experiment, load_if_named
+        from zoo.registry.experiments import default_experiment, open_experiment
         from zoo.run.training import build_loaders
         from zoo.tasks import task_of
 
-        data, named = open_data(self.data), load_if_named(self.config)
+        data, named = open_data(self.data), open_experiment(self.config)
         config = named if isinstance(named, Experiment) else default_experiment(named, data)
         if config.segmentation is not None:  # class-uniform sampling would read all label maps, and draw some images
             segmentation = config.segmentation.model_copy(update={"class_uniform": False})

@@ -35,11 +35,11 @@ class Show(Command):
     def run(self) -> int:
         from zoo.config.network import ExternalSpec
         from zoo.config.published import published
-        from zoo.registry.open import open_network
+        from zoo.registry.open import find_network
 
         if self.other is not None:
             return _compare(self.name, self.other)
-        opened = open_network(self.name)
+        opened = find_network(self.name)
         if opened.experiment is not None and opened.is_experiment and self.name not in published():
             print(json.dumps(opened.experiment.model_dump(mode="json"), indent=2))
             return 0
@@ -56,11 +56,11 @@ class Show(Command):
 def _compare(*names: str) -> int:
     """Print the names of the tensors that differ between two files, and return 3 if there are any."""
     from zoo.engine.digest import differences, digest, state_tensors
-    from zoo.registry.open import open_network
+    from zoo.registry.open import find_network
 
     found = []
     for name in names:
-        stored = open_network(name).weights
+        stored = find_network(name).weights
         if stored is None:
             raise ConfigError("this is not a weights file", name, "give two checkpoints or weights files")
         has_state = "state_dict" in stored.content

@@ -146,7 +146,7 @@ def build_model(spec: Spec) -> nn.Module:
     """
     try:
         if isinstance(spec, ExternalSpec):
-            return build_external(spec.arch, **{**spec.builder_arguments(), "num_classes": spec.num_classes})
+            return build_external(spec.arch, num_classes=spec.num_classes, memory=spec.memory, **spec.options)
         return build_network(spec)
     except ConfigError as error:
         raise ConfigError(f"network.arch {spec.arch!r}: {error}") from error

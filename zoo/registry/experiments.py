@@ -1,4 +1,4 @@
-"""The experiment of a run: a named one, or the default for a network, with the changes of a command or a call.
+"""What `zoo.train` means by a name or a network: a named experiment, or the default one, with changes.
 
 Tested by tests/cli/test_train_architecture.py.
 """
@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from zoo.config.architectures import LEAN, architecture
 from zoo.config.experiment import Experiment, Input
-from zoo.config.network import ExternalSpec, Spec, parse_spec
+from zoo.config.network import ExternalSpec, Spec
 from zoo.config.parse import load_experiment, parse_experiment, replace_settings
 from zoo.config.section import parse_section
 from zoo.data.dataset import open_classes
@@ -25,7 +25,8 @@ from zoo.data.sources.location import DataPath
 from zoo.data.transforms.classification import TrainTransform
 from zoo.errors import ConfigError, DataError
 from zoo.models.build import build_on_meta
-from zoo.registry.open import INPUTS, open_network
+from zoo.registry.load_network import LoadedNetwork
+from zoo.registry.open import INPUTS, find_network
 from zoo.remat.lean import is_lean
 
 logger = logging.getLogger(__name__)
@@ -41,7 +42,7 @@ DEFAULT_OPTIMIZER = {
 
 
 def default_experiment(
-    network: nn.Module | Spec | str, data: DataPath | Datasets, settings: Mapping[str, Any] | None = None
+    network: nn.Module | Spec, data: DataPath | Datasets, settings: Mapping[str, Any] | None = None
 ) -> Experiment:
     """Return the experiment that trains a network on the classes of ``data``, by default as `DEFAULT_OPTIMIZER` says.
 
@@ -54,21 +55,20 @@ def default_experiment(
         sections = {"optimizer": DEFAULT_OPTIMIZER, **(settings or {})}
         name = type(network).__name__
         return parse_experiment({**sections, "network": _describe(network, data, sections)}, f"the recipe of {name}")
-    spec = parse_spec({"arch": network}, network) if isinstance(network, str) else network
     images = INPUTS["imagenet"]
-    if not isinstance(spec, ExternalSpec):
-        known = architecture(spec.arch)
+    if not isinstance(network, ExternalSpec):
+        known = architecture(network.arch)
         if known.task == "segmentation" and settings is None:
             raise ConfigError(
-                f"{spec.arch} is a segmentation network, and a folder does not specify the layout of its label maps",
+                f"{network.arch} is a segmentation network, and a folder does not specify the layout of its label maps",
                 remedy="write an experiment file, for example from the output of zoo show quickstart_scenes.json",
             )
         images = INPUTS[known.input]
-    section = spec.given()
+    section = network.given()
     if "num_classes" not in section:
         section["num_classes"] = _count_classes(data)
     sections = {"optimizer": DEFAULT_OPTIMIZER, "input": images.model_dump(), **(settings or {})}
-    return parse_experiment({**sections, "network": section}, f"the default recipe of {spec.arch}")
+    return parse_experiment({**sections, "network": section}, f"the default recipe of {network.arch}")
 
 
 def _count_classes(data: DataPath | Datasets) -> int:
@@ -123,7 +123,7 @@ def _shapes(module: nn.Module) -> dict[str, torch.Size]:
 
 
 def experiment_for(
-    network: nn.Module | Spec | Experiment | str | os.PathLike[str],
+    network: nn.Module | LoadedNetwork | Spec | Experiment | str | os.PathLike[str],
     data: DataPath | Datasets,
     epochs: int | None = None,
     batch_size: int | None = None,
@@ -138,26 +138,39 @@ def experiment_for(
     which explains the other arguments, too. Raises ConfigError, with the nearest names, for unknown names, for two
     experiments, and for published weights without the settings of their training.
     """
-    if not isinstance(network, (nn.Module, Spec, Experiment)):
-        network = load_if_named(os.fspath(network))
-    if isinstance(network, Experiment):
-        _check_recipe(network)
-        if settings is not None:
-            what = "two experiments are given"
-            raise ConfigError(what, "experiment", "give a network and an experiment, or an experiment alone")
-        return with_changes(network, epochs, batch_size, memory, replicas, replaced)
-    if isinstance(settings, (str, os.PathLike)):
-        settings = load_experiment(Path(settings))
-    if isinstance(settings, Experiment):
-        _check_recipe(settings)
-        settings = settings.model_dump(mode="json", exclude={"network", "expected"})
-    if isinstance(network, str) and settings is None:
-        logger.info(
-            "%s is an architecture, not an experiment, and is trained with default settings. experiment.json in the "
-            "log folder will hold all of them; zoo train accepts an edited copy of that file",
-            network,
-        )
-    return with_changes(default_experiment(network, data, settings), epochs, batch_size, memory, replicas, replaced)
+    if isinstance(network, LoadedNetwork):
+        network = network.experiment if settings is None else network.model
+    elif isinstance(network, (str, os.PathLike)):
+        network = open_experiment(network)
+        if isinstance(network, Spec) and settings is None:
+            logger.info(
+                "%s is an architecture, not an experiment, and is trained with default settings. experiment.json in "
+                "the log folder will hold all of them; zoo train accepts an edited copy of that file",
+                network.arch,
+            )
+    if not isinstance(network, Experiment):
+        if isinstance(settings, (str, os.PathLike)):
+            settings = load_experiment(Path(settings))
+        if isinstance(settings, Experiment):
+            _check_recipe(settings)
+            settings = settings.model_dump(mode="json", exclude={"network", "expected"})
+        network = default_experiment(network, data, settings)
+    elif settings is not None:
+        what = "two experiments are given"
+        raise ConfigError(what, "experiment", "give a network and an experiment, or an experiment alone")
+    _check_recipe(network)
+    return with_changes(network, epochs, batch_size, memory, replicas, replaced)
+
+
+def open_experiment(name: str | os.PathLike[str]) -> Experiment | Spec:
+    """Return the experiment or the network that a name stands for. Raises ConfigError for a weights file."""
+    opened = find_network(name)
+    if opened.is_experiment and opened.experiment is not None:
+        return opened.experiment
+    if opened.weights is not None:
+        what = "this is a weights file, not an experiment"
+        raise ConfigError(what, opened.name, "name an experiment or an architecture, and give the file as --weights")
+    return opened.spec
 
 
 def _check_recipe(experiment: Experiment) -> None:
@@ -165,17 +178,6 @@ def _check_recipe(experiment: Experiment) -> None:
         arch = experiment.network.arch
         what = f"the published weights of {arch} come without the settings of their optimizer"
         raise ConfigError(what, "optimizer", f"add this section to a copy of the file, or train {arch}")
-
-
-def load_if_named(name: str) -> Experiment | str:
-    """Return the experiment that a name stands for, or the name of a network; ConfigError for another name."""
-    opened = open_network(name)
-    if opened.is_experiment and opened.experiment is not None:
-        return opened.experiment
-    if opened.weights is not None:
-        what = "this is a weights file, not an experiment"
-        raise ConfigError(what, name, "name an experiment or an architecture, and give the file as --weights")
-    return name
 
 
 def with_changes(

@@ -72,22 +72,34 @@ class Opened:
         return None if self.weights is None else os.fspath(self.weights.path)
 
 
+def find_network(name: str | os.PathLike[str]) -> Opened:
+    """Return what a name stands for, without reading published weights.
+
+    ``name`` is an architecture, "timm:NAME" or "torchvision:NAME", a published variant, a bundled experiment, the path
+    of an experiment file (.json), the path of a weights file, which is read, or "hf-hub:OWNER/NAME". Raises ConfigError
+    for an unknown name, and WeightsError for a file that cannot be read.
+    """
+    name = os.fspath(name)
+    found = _find_experiment(name) or _find_architecture(name) or _find_file(name)
+    if found is None:
+        raise _unknown(name)
+    return found
+
+
 def open_network(
     name: str | os.PathLike[str],
-    changes: Mapping[str, Any] | None = None,
+    changes: Mapping[str, Any],
     *,
     pretrained: bool = False,
     weights: str | os.PathLike[str] | None = None,
     body_weights: str | os.PathLike[str] | None = None,
     for_weights: bool = False,
 ) -> Opened:
-    """Return what a name stands for: a network, its weights, and the experiment that trains it.
+    """Return the network, the weights and the experiment that a name stands for, changed by the arguments.
 
     Args:
-    - `name`: an architecture, "timm:NAME" or "torchvision:NAME", a published variant, a bundled experiment, the path of
-      an experiment file (.json), the path of a weights file, or "hf-hub:OWNER/NAME".
-    - `changes`: keyword arguments of `zoo.get` that change the network; None: the name as it stands, with weights if it
-      is a weights file.
+    - `name`: see `find_network`.
+    - `changes`: keyword arguments of `zoo.get` that change the network.
     - `pretrained`: read the weights that are published under the name.
     - `weights`, `body_weights`: a weights file, published weights or a repository, for the network or for its body,
       whose settings complete the name and the changes.
@@ -98,18 +110,13 @@ def open_network(
     and WeightsError for weights that are unavailable or belong to another network.
     """
     # 1. The name, changed by the arguments.
-    name = os.fspath(name)
-    opened = _find_experiment(name) or _find_architecture(name) or _find_file(name)
-    if opened is None:
-        raise _unknown(name)
-    if changes is None:
-        return opened
+    opened = find_network(name)
     if [bool(pretrained), (opened.weights or weights) is not None, body_weights is not None].count(True) > 1:
         remedy = "give one of pretrained, weights, body_weights and a weights file"
         raise ConfigError("there are two sources of weights", name, remedy)
     needs_published = pretrained and not isinstance(opened.spec, ExternalSpec)
     if needs_published:
-        opened = open_network(only_variant(opened.name))
+        opened = find_network(only_variant(opened.name))
     elif for_weights and opened.weights is None and weights is None:
         weights = _published_name(opened)
     if body_weights is not None and not _segments(opened.spec):

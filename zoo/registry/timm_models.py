@@ -15,7 +15,7 @@ from zoo.config.architectures import ARCHITECTURES
 from zoo.config.published import published
 from zoo.errors import ConfigError
 from zoo.registry.get import get
-from zoo.registry.open import open_network
+from zoo.registry.open import find_network, open_network
 from zoo.registry.preprocessing import describe_images
 
 try:
@@ -60,7 +60,7 @@ def _default_cfg(name: str) -> dict[str, Any]:
 
 _NAMES: dict[str, tuple[str, dict[str, Any]]] = {}  # name in timm -> name and arguments of `get`
 for _name in (*ARCHITECTURES, *published()):
-    if ARCHITECTURES[open_network(_name).spec.arch].task == "classification":
+    if ARCHITECTURES[find_network(_name).spec.arch].task == "classification":
         _NAMES[f"zoo_{_name}"] = (_name, {})
         if _name in ARCHITECTURES:
             _NAMES[f"zoo_{_name}_iabn"] = (_name, {"norm": "inplace"})

@@ -13,7 +13,7 @@ from torch import nn
 from zoo.config.parse import parse_experiment
 from zoo.data.transforms.classification import TrainTransform, Transform, ValTransform
 from zoo.errors import ConfigError, join_names
-from zoo.registry.open import open_network
+from zoo.registry.open import find_network
 from zoo.registry.preprocessing import describe_images, preprocessing_of
 
 CFG_KEYS = ("mean", "std", "scale", "crop", "interpolation")
@@ -77,7 +77,7 @@ def transforms(
 def _cfg_of(source: str | nn.Module | Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the ``pretrained_cfg`` of a name or model, or the mapping; raises ConfigError if keys are missing."""
     if isinstance(source, str):
-        opened = open_network(source)
+        opened = find_network(source)
         source = describe_images(opened.network.model_copy(update={"preprocessing": preprocessing_of(opened)}))
     cfg = source if isinstance(source, Mapping) else getattr(source, "pretrained_cfg", None) or {}
     if missing := [key for key in CFG_KEYS if key not in cfg]:

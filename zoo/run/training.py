@@ -154,11 +154,8 @@ def train(
             images = open_data(parse_data_path(data))
         else:
             raise DataError("val is given for a folder or a name, which has images to validate on", data)
-        if isinstance(network, LoadedNetwork):
-            module: nn.Module | None = network.model
-            network = network.model if experiment is not None else network.experiment
-        else:
-            module = network if isinstance(network, nn.Module) else None
+        built = network.model if isinstance(network, LoadedNetwork) else network
+        module = built if isinstance(built, nn.Module) else None
         if module is not None and memory not in (None, LEAN):
             what = f"memory = {memory!r}: a network that is built already can only become {LEAN!r}"
             raise ConfigError(what, type(module).__name__, "build it with this strategy, zoo.get(NAME, memory=...)")
