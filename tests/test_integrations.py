@@ -15,6 +15,7 @@ from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 import zoo
 from zoo.config.network import NetworkSpec
+from zoo.memory.allocations import measure_memory
 from zoo.models.build import build_network, initialize
 from zoo.remat.lean import is_lean
 
@@ -41,7 +42,7 @@ def have_same_bits(first: nn.Module, second: nn.Module) -> bool:
 
 
 def held_bytes(model: Any, parameters: Any) -> int:
-    return zoo.measure_memory(lambda: model(IMAGES[:2]).square().mean(), parameters).held
+    return measure_memory(lambda: model(IMAGES[:2]).square().mean(), parameters).held
 
 
 @pytest.fixture

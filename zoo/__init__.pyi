@@ -12,8 +12,6 @@ from zoo.errors import TrainingInterrupted as TrainingInterrupted
 from zoo.errors import VerificationError as VerificationError
 from zoo.errors import WeightsError as WeightsError
 from zoo.errors import ZooError as ZooError
-from zoo.memory.allocations import count_memory as count_memory
-from zoo.memory.allocations import measure_memory as measure_memory
 from zoo.memory.check import check as check
 from zoo.memory.report import memory_report as memory_report
 from zoo.registry.get import create_model as create_model

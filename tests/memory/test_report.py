@@ -14,6 +14,7 @@ from torch import Tensor, nn
 import zoo
 from tests.remat.programs import Block, Checkpointed, images, network, peak
 from zoo.errors import ConfigError
+from zoo.memory.allocations import measure_memory
 from zoo.remat.lean import is_lean, lean
 from zoo.torch_internals.dispatch import top_saved_tensors_hooks
 
@@ -173,11 +174,11 @@ def test_bytes_are_those_that_allocator_holds(name: str, budget: float | None) -
     torch.manual_seed(0)
     model, x = VIEWING[name](), torch.randn(8, 64, 64)
     report = zoo.memory_report(model, x, budget=budget)
-    measured = [zoo.measure_memory(lambda: model(x), model.parameters()).held]
+    measured = [measure_memory(lambda: model(x), model.parameters()).held]
     lean(model, budget)
     model(x).backward()  # later steps follow the plan for the budget
     model.zero_grad()
-    measured.append(zoo.measure_memory(lambda: model(x), model.parameters()).held)
+    measured.append(measure_memory(lambda: model(x), model.parameters()).held)
     assert [report.plain, report.lean] == pytest.approx(measured, rel=0.02, abs=0.002 * report.plain)
 
 

@@ -13,6 +13,7 @@ from torchvision.models.feature_extraction import create_feature_extractor
 import zoo
 from zoo.config.architectures import ARCHITECTURES
 from zoo.convert import to_torchvision
+from zoo.memory.allocations import measure_memory
 from zoo.remat.lean import is_lean
 
 ROOT = Path(__file__).parents[2]
@@ -34,7 +35,7 @@ def test_grad_checkpointing_holds_less_and_gives_the_same_gradients(method: str)
         return [parameter.grad.clone() for parameter in model.parameters() if parameter.grad is not None]
 
     def held() -> int:
-        return zoo.measure_memory(step, model.parameters()).held
+        return measure_memory(step, model.parameters()).held
 
     plain, plain_bytes = gradients(), held()
     model.set_grad_checkpointing()

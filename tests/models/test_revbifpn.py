@@ -16,6 +16,7 @@ from tests.dist.spawn import run_distributed
 from tests.formula import relative_error
 from tests.models.test_grid_bits import differing
 from tests.step import step
+from zoo.memory.allocations import measure_memory
 from zoo.models.revbifpn import RevBiFPN
 
 TINY: dict[str, Any] = {"channels": (48, 16, 16, 16), "head_channels": (16, 16, 16, 16), "features": 24}
@@ -325,7 +326,7 @@ def test_drop_rates_rise_with_the_stages_and_spare_new_streams():
 def test_held_bytes_do_not_grow_with_stages():
     def held(**options: Any) -> int:
         model, x = build(**options), images(torch.float32)
-        return zoo.measure_memory(lambda: model(x).mean(), model.parameters()).held
+        return measure_memory(lambda: model(x).mean(), model.parameters()).held
 
     assert held(extra_stages=1) == held(extra_stages=4) < 0.2 * held(extra_stages=4, memory="plain")
 

@@ -17,6 +17,7 @@ from tests.formula import relative_error
 from tests.models.test_grid_bits import differing
 from tests.step import step
 from zoo.engine.reconstruction import reconstruction_errors
+from zoo.memory.allocations import measure_memory
 from zoo.models import revcol
 from zoo.models.revcol import RevCol
 
@@ -257,7 +258,7 @@ def test_features_are_maps_of_last_column():
 def test_held_bytes_grow_by_four_maps_every_four_columns():
     def held(columns: int, memory: str = "auto") -> int:
         model, x = build(memory, columns=columns), images(torch.float32)
-        return zoo.measure_memory(lambda: model(x).mean(), model.parameters()).held
+        return measure_memory(lambda: model(x).mean(), model.parameters()).held
 
     of_maps = 4 * sum(2 * width * (16 // 2**index) ** 2 for index, width in enumerate(TINY["channels"]))
     assert held(2) == held(4) == held(8) - of_maps == held(12) - 2 * of_maps

@@ -21,6 +21,7 @@ from zoo.cli import main
 from zoo.config.network import Spec
 from zoo.config.optimizer import Optimizer
 from zoo.engine.optim import build_optimizer
+from zoo.memory.allocations import measure_memory
 from zoo.models.revvit import RevViT
 
 TINY: dict[str, Any] = {"structure": (3,), "width": 16, "heads": 2, "patch": 4, "image_size": 16}
@@ -228,7 +229,7 @@ def test_drop_rates_rise_to_the_last_block():
 def test_held_bytes_do_not_grow_with_depth():
     def held(**options: Any) -> int:
         model, x = build(**options), images(torch.float32)
-        return zoo.measure_memory(lambda: model(x).mean(), model.parameters()).held
+        return measure_memory(lambda: model(x).mean(), model.parameters()).held
 
     assert held(structure=(2,)) == held(structure=(24,)) < 0.03 * held(structure=(24,), memory="plain")
     assert held(structure=(24,), grid_bits=14) < 1.2 * held(structure=(24,)) + 24 * 100  # digests

@@ -14,6 +14,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import zoo
 from zoo.errors import ConfigError
+from zoo.memory.allocations import count_memory
 
 NUM_TOKENS, WIDTH, NUM_HEADS = 96, 64, 4
 
@@ -53,9 +54,9 @@ FORMS: dict[str, Callable[[Tensor], dict[str, Any]]] = {
 
 
 def assert_same_count(model: nn.Module, x: Tensor) -> None:
-    real = zoo.count_memory(lambda: model(x).sum(), model.parameters())
+    real = count_memory(lambda: model(x).sum(), model.parameters())
     other, y = copy.deepcopy(model).to("meta"), x.to("meta")
-    assert zoo.count_memory(lambda: other(y).sum(), other.parameters()).held == real.held
+    assert count_memory(lambda: other(y).sum(), other.parameters()).held == real.held
 
 
 @pytest.mark.parametrize(

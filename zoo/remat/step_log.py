@@ -146,8 +146,8 @@ class AllocatorLog:
         elif is_profiling():
             raise ConfigError(
                 "allocations cannot be measured while a profiler is active",
-                "zoo.measure_memory",
-                "measure outside of torch.profiler, or use zoo.count_memory",
+                "zoo.memory.allocations.measure_memory",
+                "measure outside of torch.profiler, or use count_memory of the same module",
             )
         else:
             start_allocation_log()
