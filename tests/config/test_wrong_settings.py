@@ -127,7 +127,6 @@ EXPERIMENT: list[tuple[dict[str, Any], str]] = [
     (_external(options={"name": "resnet34"}), "network.options = .*set network.arch"),
     (_external(options={"weights": "DEFAULT"}), "network.options = .*zoo train --weights FILE"),
     (_external(options={"pretrained": 1}), "network.options = .*pretrained must be true or false, got 1"),
-    ({**_external(), **_optimizer(classifier_lr=0.1)}, "optimizer.classifier_lr = 0.1: "),
     ({**_external(), "segmentation": {}}, "segmentation: networks of other packages"),
     # training, input
     ({"training": {"gradient_angle_meter": True}}, "training.gradient_angle_meter = true: "),
@@ -168,7 +167,6 @@ EXPERIMENT: list[tuple[dict[str, Any], str]] = [
     (_scenes(network={"classes": 1000}), "network.num_classes = 1000: the outputs are"),
     (_scenes(input={"scale_val": 300}), "input.scale_val = 300: is not used in segmentation; remove the key"),
     (_scenes(input={"pad_train": 4}), "input.pad_train = 4: is not used in segmentation"),
-    (_scenes(optimizer={"classifier_lr": 0.1}), "optimizer.classifier_lr = 0.1: is not used in segmentation"),
     ({"segmentation": {}}, "segmentation: resnet101 is a classifier; remove the section"),
     ({"hard_pixels": 1}, f"hard_pixels = 1: {UNKNOWN} segmentation.hard_pixels"),
 ]  # fmt: skip

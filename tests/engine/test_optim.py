@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ import torch
 from torch import nn
 from torch.optim import lr_scheduler
 
+import zoo
 from zoo.config.optimizer import OPTIMIZER_PARAMS, Optimizer
 from zoo.config.schedule import MIN_LINEAR_LR, Schedule
 from zoo.engine.optim import build_optimizer, set_lr
@@ -58,6 +60,88 @@ def test_classifier_has_its_own_rate_and_norms_no_decay_when_asked() -> None:
         "fc.weight": (0.01, 1e-3),
         "fc.bias": (0.01, 1e-3),
     }
+
+
+class _WithHead(nn.Sequential):
+    def __init__(self, name: str, head: nn.Module) -> None:
+        super().__init__()
+        self.add_module("body", nn.Linear(4, 4))
+        self.add_module(name, head)
+
+
+class _WithAnswer(_WithHead):
+    def get_classifier(self) -> nn.Module | tuple[nn.Module, ...]:
+        return self.readout, self.body  # as distilled networks of timm
+
+
+def _on_meta(name: str, **options: Any) -> nn.Module:
+    with torch.device("meta"):
+        return zoo.get(name, **options)
+
+
+LINEAR = ("weight", "bias")
+CLASSIFIERS: dict[str, tuple[Callable[[], nn.Module], str | tuple[str, ...]]] = {
+    **{
+        name: (partial(_on_meta, name), classifier)
+        for name, classifier in {
+            "resnet18": "classifier.fc",
+            "revcol_tiny": "cls.classifier.1",
+            "revbifpn_s0": "head.fc",
+            "revvit_s": "head.projection",
+            "pyramid_revbifpn_s0": "cls",
+            "deeplab_resnet18": "cls",
+            "torchvision:resnet18": "fc",
+            "torchvision:densenet121": "classifier",
+            "torchvision:alexnet": "classifier.6",
+            "torchvision:squeezenet1_1": "classifier.1",
+            "torchvision:vit_b_32": "heads.head",
+            "torchvision:swin_t": "head",
+        }.items()
+    },
+    "module with head": (partial(_WithHead, "head", nn.Linear(4, 2)), "head"),
+    "module with deep head": (
+        partial(_WithHead, "head", nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 2), nn.Dropout(0.1))),
+        "head.2",
+    ),
+    "module with get_classifier": (partial(_WithAnswer, "readout", nn.Linear(4, 2)), ("readout", "body")),
+}
+
+
+@pytest.mark.parametrize(("build", "classifier"), CLASSIFIERS.values(), ids=CLASSIFIERS)
+def test_classifier_rate_reaches_classifier_of_every_network(
+    build: Callable[[], nn.Module], classifier: str | tuple[str, ...]
+) -> None:
+    rates = {name: lr for name, (lr, _) in _built(build(), learning_rate=0.2, classifier_lr=0.01).items()}
+    names = (classifier,) if isinstance(classifier, str) else classifier
+    assert {name for name, lr in rates.items() if lr == 0.01} == {f"{name}.{key}" for name in names for key in LINEAR}
+
+
+def test_classifier_rate_reaches_classifier_of_timms_network() -> None:
+    pytest.importorskip("timm")
+    rates = _built(_on_meta("timm:convnext_atto"), classifier_lr=0.01)
+    assert [name for name, (lr, _) in rates.items() if lr == 0.01] == ["head.fc.weight", "head.fc.bias"]
+
+
+def _frozen_classifier() -> nn.Module:
+    model = _Net()
+    model.fc.requires_grad_(False)
+    return model
+
+
+@pytest.mark.parametrize(
+    "build",
+    [
+        partial(_WithHead, "readout", nn.Linear(4, 2)),
+        partial(nn.Sequential, nn.Linear(4, 4), nn.Linear(4, 2)),
+        partial(_WithHead, "head", nn.Identity()),
+        partial(_on_meta, "resnet18", num_classes=0),
+        _frozen_classifier,
+    ],
+)
+def test_classifier_rate_without_classifier_raises(build: Callable[[], nn.Module]) -> None:
+    with pytest.raises(ConfigError, match=r"optimizer\.classifier_lr = 0\.01: .*get_classifier"):
+        _built(build(), classifier_lr=0.01)
+    _built(build())
 
 
 def test_decay_can_spare_norms_and_biases() -> None:

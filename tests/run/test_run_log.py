@@ -16,11 +16,12 @@ import pytest
 import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+import zoo
 from zoo.config.experiment import Experiment
 from zoo.config.parse import parse_experiment
 from zoo.engine.reporting import TrainMetrics
 from zoo.run.log_folder import METRICS_FILE
-from zoo.run.run_log import JsonLines, RunLog
+from zoo.run.run_log import JsonLines, RunLog, histogram_parameters
 from zoo.tasks.classification import ClassificationResult
 
 CPU = torch.device("cpu")
@@ -137,6 +138,23 @@ def test_settings_are_in_tensorboard_as_text(tmp_path: Path, config: Experiment)
     text = events.Tensors("config/text_summary")[0].tensor_proto.string_val[0].decode()
     assert json.loads(text) == json.loads(config.model_dump_json())
     assert [path for path in tmp_path.iterdir() if path.is_dir()] == []
+
+
+@pytest.mark.parametrize(
+    ("name", "modules"),
+    [
+        ("revcol_tiny", ["cls.classifier.1"]),
+        ("revvit_s", ["head.projection", "norm"]),
+        ("wider_resnet16", ["bn_out", "classifier.fc"]),
+        ("torchvision:densenet121", ["classifier"]),
+    ],
+)
+def test_histograms_are_of_classifier_and_last_norm(name: str, modules: list[str]) -> None:
+    with torch.device("meta"):
+        model = zoo.get(name)
+    assert sorted(histogram_parameters(model)) == [
+        f"{module}.{key}" for module in modules for key in ("bias", "weight")
+    ]
 
 
 def test_torn_last_line_is_cut_off(tmp_path: Path) -> None:

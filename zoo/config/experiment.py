@@ -244,11 +244,6 @@ class Experiment(Section):
             yield "network.num_classes", "should be greater than 0"
         if self.regularization.mixes and self.optimizer.batch_size % 2:
             yield "optimizer.batch_size", "should be even with mixup or cutmix, which mix the images of its halves"
-        if isinstance(self.network, ExternalSpec) and self.optimizer.classifier_lr != -1:
-            yield (
-                "optimizer.classifier_lr",
-                f'applies to parameters named "fc", which {self.network.arch} names differently; remove the key',
-            )
         if self.segmentation is not None:
             yield from self._segmentation_conflicts(self.segmentation)
 
@@ -272,7 +267,7 @@ class Experiment(Section):
             )
         if not isinstance(self.input.color_jitter_train, bool):
             yield "input.color_jitter_train", "should be true or false in segmentation"
-        for name in ("input", "optimizer", "regularization"):
+        for name in ("input", "regularization"):
             section: Section = getattr(self, name)
             for key in section.classification_only:
                 if getattr(section, key) != type(section).model_fields[key].default:

@@ -66,8 +66,6 @@ TIMM = "timm:"  # the beginning of the name of an optimizer of timm
 class Optimizer(Section):
     """Optimizer, batch size and learning rate."""
 
-    classification_only = ("classifier_lr",)
-
     type: str = "SGD"
     """Type of optimizer: SGD, Adam, AdamW or RMSprop of torch.optim, or an optimizer of timm, if that is installed,
     such as timm:lamb."""
@@ -76,7 +74,7 @@ class Optimizer(Section):
     learning_rate: LearningRate = 0.1
     """Base learning rate, multiplied by the schedule."""
     classifier_lr: Annotated[float, Field(ge=-1, le=MAX_RATE)] = -1.0
-    """Base learning rate of the classifier; -1: same as all other layers."""
+    """Base learning rate of the classifier, the layer that computes logits; -1: same as all other layers."""
     momentum: Annotated[float, Field(ge=0, lt=1)] = 0.9
     """Momentum of SGD and RMSprop; the other optimizers of torch do not use it."""
     weight_decay: Annotated[float, Field(ge=0, le=MAX_RATE)] = 1e-4

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable
 from importlib import import_module
 from inspect import signature
@@ -13,9 +12,9 @@ from torch import nn
 
 from zoo.config.optimizer import TIMM, WITH_MOMENTUM, Optimizer
 from zoo.errors import ConfigError
+from zoo.models.classifier import classifier_parameters
 from zoo.torch_internals.data import NormBase
 
-CLASSIFIER = re.compile(r"(?:.*\.)?(?:fc|head\.projection)\.")  # names of its parameters
 NORMS = (NormBase, nn.GroupNorm, nn.LayerNorm)  # the norms of this package are subclasses of the first
 
 
@@ -23,11 +22,12 @@ def build_optimizer(model: nn.Module, settings: Optimizer) -> torch.optim.Optimi
     """Return the optimizer of all parameters that require a gradient, each in exactly one group.
 
     Every group has its base rate as ``initial_lr``: ``learning_rate``, or ``classifier_lr``, unless that is -1, for
-    parameters of a classifier (`CLASSIFIER`). ``decay_norms`` and ``decay_biases`` turn weight decay of norms and of
+    `classifier_parameters`. ``decay_norms`` and ``decay_biases`` turn weight decay of norms and of
     other biases and vectors on. The parameters that the method ``no_weight_decay`` of the model names, as networks of
     timm have it, are never decayed.
 
-    Raises ConfigError if no parameter requires a gradient, and for an unknown optimizer or parameter of timm.
+    Raises ConfigError if no parameter requires a gradient, for ``classifier_lr`` if none of them is the classifier's,
+    and for an unknown optimizer or parameter of timm.
     """
     groups = _parameter_groups(model, settings)
     if not groups:
@@ -67,6 +67,7 @@ def _parameter_groups(model: nn.Module, settings: Optimizer) -> list[dict[str, A
     ids_of_norms = {id(parameter) for norm in norms for parameter in norm.parameters(recurse=False)}
     names_of: Callable[[], Iterable[str]] = getattr(model, "no_weight_decay", tuple)
     never_decayed = set(names_of())
+    ids_of_classifier = set() if settings.classifier_lr == -1 else _ids_of_classifier(model, settings.classifier_lr)
     groups: dict[tuple[float, float], dict[str, Any]] = {}
     for name, parameter in model.named_parameters():  # yields a shared parameter once
         if not parameter.requires_grad:
@@ -75,11 +76,22 @@ def _parameter_groups(model: nn.Module, settings: Optimizer) -> list[dict[str, A
         is_vector = not is_of_norm and (name.rpartition(".")[2] == "bias" or parameter.ndim <= 1)
         without_decay = (is_of_norm and not settings.decay_norms) or (is_vector and not settings.decay_biases)
         decay = 0.0 if without_decay or name in never_decayed else settings.weight_decay
-        has_own_rate = settings.classifier_lr != -1 and CLASSIFIER.match(name) is not None
-        lr = settings.classifier_lr if has_own_rate else settings.learning_rate
+        lr = settings.classifier_lr if id(parameter) in ids_of_classifier else settings.learning_rate
         empty: dict[str, Any] = {"params": [], "lr": lr, "initial_lr": lr, "weight_decay": decay}
         groups.setdefault((lr, decay), empty)["params"].append(parameter)
     return list(groups.values())
+
+
+def _ids_of_classifier(model: nn.Module, rate: float) -> set[int]:
+    """Return the ids of the classifier's parameters that are trained; ConfigError if there are none."""
+    ids = {id(parameter) for parameter in classifier_parameters(model) if parameter.requires_grad}
+    if not ids:
+        raise ConfigError(
+            f"no trained parameter belongs to a known classifier of {type(model).__name__}",
+            f"optimizer.classifier_lr = {rate}",
+            "remove the key, or give the module a method get_classifier() that returns its last layer",
+        )
+    return ids
 
 
 def set_lr(optimizer: torch.optim.Optimizer, factor: float) -> None:

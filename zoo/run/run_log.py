@@ -28,6 +28,7 @@ from zoo.engine.state import TrainState
 from zoo.engine.task import Result
 from zoo.errors import ConfigError
 from zoo.files import flush_to_disk, write_json
+from zoo.models.classifier import classifier_parameters
 from zoo.run.console import PlainFormatter, Progress
 from zoo.run.environment import describe_environment
 from zoo.run.log_folder import METRICS_FILE, SETTINGS_FILE, writable
@@ -36,8 +37,6 @@ from zoo.tasks import task_of
 
 logger = logging.getLogger(__name__)
 
-# As in the original project.
-HISTOGRAM_NAMES = ("fc", "bn_out")
 HISTOGRAM_STEPS = 10
 
 
@@ -288,10 +287,11 @@ class Histograms(Observer):
 
 
 def histogram_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
-    """Return the parameters of the classifier and the last norm by name: the names contain ``fc`` or ``bn_out``."""
-    return {
-        name: parameter for name, parameter in model.named_parameters() if any(part in name for part in HISTOGRAM_NAMES)
-    }
+    """Return the parameters of the classifier and of the last norm, as in the original project, by name."""
+    norm = getattr(model, "last_norm", getattr(model, "bn_out", None))
+    selected = [*classifier_parameters(model), *(() if norm is None else norm.parameters())]
+    ids = set(map(id, selected))
+    return {name: parameter for name, parameter in model.named_parameters() if id(parameter) in ids}
 
 
 def read_validation(log_dir: Path, epoch: int) -> dict[str, Any]:

@@ -37,7 +37,7 @@ from zoo.engine.start import AUTO, check_images, start
 from zoo.engine.state import TrainState
 from zoo.engine.task import Task
 from zoo.engine.trainer import Trainer
-from zoo.errors import ConfigError, DataError, escape, join_names
+from zoo.errors import ConfigError, DataError, escape
 from zoo.models.build import build_on_meta
 from zoo.models.external import check_logits
 from zoo.registry.experiments import experiment_for
@@ -46,7 +46,7 @@ from zoo.registry.load_network import LoadedNetwork
 from zoo.remat.lean import is_lean, lean
 from zoo.run.console import console, environment_rank
 from zoo.run.log_folder import log_folder
-from zoo.run.run_log import HISTOGRAM_NAMES, Histograms, RunLog, histogram_parameters, read_validation
+from zoo.run.run_log import Histograms, RunLog, histogram_parameters, read_validation
 from zoo.tables import counted
 from zoo.tasks import task_of
 
@@ -224,8 +224,9 @@ def train_experiment(
         if log_hist:
             observers.append(Histograms(log))
             if not histogram_parameters(state.model):
-                what = f"no parameter of {config.network.arch} has a name with {join_names(HISTOGRAM_NAMES)}"
-                logger.warning("--log-hist: %s, there are no histograms", what)
+                logger.warning(
+                    "--log-hist: no histograms: %s has no known classifier or last norm", config.network.arch
+                )
 
         # 4. The loop.
         epochs = config.optimizer.schedule.epochs
