@@ -10,7 +10,8 @@ import pytest
 from zoo.config.architectures import ARCHITECTURES, Architecture
 from zoo.config.describe import describe_options
 from zoo.config.network import NetworkSpec
-from zoo.models.build import FAMILIES
+from zoo.models.base import Network
+from zoo.models.family import FAMILIES
 
 # What `build_network` passes to every family, and the option that it passes to `Network.set_drop_path_rate`.
 COMMON = {"memory", "features_only"}
@@ -19,8 +20,9 @@ SET_AFTERWARDS = {"drop_path_rate"}
 
 def keyword_arguments(family: str) -> Iterator[str]:
     """Yield the keyword arguments of a family's class, also those that it passes on to its base class."""
-    builder = FAMILIES[family]
-    callables = [builder] if inspect.isfunction(builder) else [base.__init__ for base in builder.__mro__]  # type: ignore[attr-defined]
+    network = FAMILIES[family]
+    builds_itself = network.build.__func__ is not Network.build.__func__  # type: ignore[attr-defined]
+    callables = [network.build] if builds_itself else [base.__init__ for base in network.__mro__]
     for function in callables:
         parameters = inspect.signature(function).parameters.values()
         yield from (each.name for each in parameters if each.kind is each.KEYWORD_ONLY and each.default is each.empty)

@@ -16,6 +16,7 @@ from tests.dist.spawn import run_distributed
 from tests.formula import relative_error
 from tests.models.test_grid_bits import differing
 from tests.step import step
+from zoo.convert.files import convert_file
 from zoo.engine.reconstruction import reconstruction_errors
 from zoo.memory.allocations import measure_memory
 from zoo.models import revcol
@@ -236,6 +237,10 @@ def test_file_with_intermediate_supervision_gives_its_last_classifier(tmp_path):
     state["decoder_blocks.0.projback.0.weight"] = torch.randn(48, 64, 1, 1)
     torch.save({"model": state, "epoch": 299}, path)
     assert not differing(zoo.get("revcol_tiny", num_classes=5, weights=path).state_dict(), source.state_dict())
+    assert zoo.load_network("revcol_tiny", path).model.num_classes == 5
+    target = tmp_path / "exported.pth"
+    convert_file("export", path, target, {"arch": "revcol_tiny"})
+    assert not differing(zoo.weights.read_state_dict(target), source.state_dict())
     assert zoo.load_weights(zoo.get("revcol_tiny", num_classes=7), path).classifier == "kept"
     assert zoo.load_weights(zoo.get("revcol_tiny", features_only=True), path).classifier == "dropped"
 

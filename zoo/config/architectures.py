@@ -1,6 +1,6 @@
 """Static facts about each architecture; importable without torch.
 
-A new network is a row of `ARCHITECTURES`. A new family also needs a class in `zoo.models.build.FAMILIES`, and its
+A new network is a row of `ARCHITECTURES`. A new family also needs a class in `zoo.models.family.FAMILIES`, and its
 options a section in `zoo.config.options`.
 
 Tested by tests/config/test_network.py.
@@ -33,7 +33,7 @@ from zoo.config.options import (
     WiderResNetA2Options,
 )
 from zoo.config.section import Section
-from zoo.errors import ConfigError, nearest
+from zoo.errors import ConfigError, join_names, nearest
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class Architecture:
 
     Args:
     - `name`: the name in `zoo.get` and experiment files.
-    - `family`: the class that builds the network, a key of `zoo.models.build.FAMILIES`.
+    - `family`: the class that builds the network, a key of `zoo.models.family.FAMILIES`.
     - `structure`: fixed arguments of that class, such as the blocks per stage.
     - `options`: the section of the arguments that a user may choose, see `zoo.config.options`.
     - `memory`: the values of the argument "memory", which every network has.
@@ -97,6 +97,12 @@ def network_sizes() -> dict[str, dict[str, Any]]:
 def is_hub_name(name: str | os.PathLike[str]) -> bool:
     """Return whether ``name`` names a repository on the Hugging Face Hub, right or wrong."""
     return os.fspath(name).startswith(HUB_PREFIX)
+
+
+def which_have(option: str) -> str:
+    """Return a clause for messages with the families that have an option; empty if none has."""
+    have = [each.family for each in ARCHITECTURES.values() if option in each.options.model_fields]
+    return f"; networks with {option}: {join_names(dict.fromkeys(have), len(have))}" if have else ""
 
 
 # The packages whose networks are known by names such as "torchvision:resnet50", see `zoo.models.external`.

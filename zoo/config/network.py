@@ -21,7 +21,15 @@ from pydantic import (
     model_validator,
 )
 
-from zoo.config.architectures import ARCHITECTURES, EXTERNAL_MEMORY, LEAN, NETWORK_PACKAGES, Architecture, architecture
+from zoo.config.architectures import (
+    ARCHITECTURES,
+    EXTERNAL_MEMORY,
+    LEAN,
+    NETWORK_PACKAGES,
+    Architecture,
+    architecture,
+    which_have,
+)
 from zoo.config.limits import MAX_CLASSES, MAX_RATE, MAX_SLOPE
 from zoo.config.section import (
     UNKNOWN_KEY,
@@ -54,15 +62,6 @@ def _make_plain(value: Any) -> Any:
     return [_make_plain(item) for item in value] if isinstance(value, (list, tuple)) else value
 
 
-# Why some networks do not have an option.
-MISSING_BECAUSE = {
-    "drop_path_rate": "; stochastic depth drops branches of residual blocks whose activations are saved, or of "
-    "revvit*, revbifpn* and revcol*",
-    "grid_bits": "; only sums, as of the reversible blocks of revnet*, irevnet*, revnext_revnet, revvit* and "
-    "revbifpn*, stay on a grid, but invertible layers and columns divide",
-}
-
-
 def _unknown_options(name: str, options: Iterable[str]) -> Iterator[tuple[str, str]]:
     """Yield the options that a network of this package does not have, each with a message."""
     arch = ARCHITECTURES.get(name)
@@ -71,7 +70,7 @@ def _unknown_options(name: str, options: Iterable[str]) -> Iterator[tuple[str, s
             yield option, "is a key of this section, not an option; set that key"
         elif arch is not None and option not in arch.options.model_fields:
             known = join_names(arch.options.model_fields) or "none"
-            yield option, f"{name} has no such option{MISSING_BECAUSE.get(option, '')}; its options are {known}"
+            yield option, f"{name} has no such option; its options are {known}{which_have(option)}"
 
 
 def _wrong_lengths(arch: Architecture, dilation: Any) -> Iterator[Problem]:

@@ -19,7 +19,8 @@ from zoo.errors import ConversionError, VerificationError, join_names
 from zoo.models.build import build_on_meta
 from zoo.models.external import iter_tensors
 from zoo.weights import load_state_dict
-from zoo.weights.load import num_outputs
+from zoo.weights.load import num_rows
+from zoo.weights.load_file import count_classes
 
 StateDict = Mapping[str, Tensor]
 RANDOM_SIZE = (2, 3, 64, 64)
@@ -92,10 +93,16 @@ def source_spec(state_dict: StateDict, network: str | Spec, conversion: str) -> 
         found = getattr(spec, key)
         if found != value and (found, value) != ("sync", "inplace"):
             raise ConversionError(f"{conversion} is for networks with {key}={value!r}, and this has {found!r}")
-    classifier = "fc.weight" if conversion == "from-torchvision" else None
-    num_classes = num_outputs(state_dict, f"the state dict given for {spec.arch}", classifier)
+    num_classes = count_source_classes(state_dict, spec, conversion, f"the state dict given for {spec.arch}")
     changes = {} if num_classes == spec.num_classes else {"num_classes": num_classes}
     return spec.changed(**changes, memory="auto")
+
+
+def count_source_classes(state_dict: StateDict, spec: Spec, conversion: str, source: str) -> int:
+    """Return the number of classes in the source of a conversion; raises as `count_classes`, naming ``source``."""
+    if conversion == "from-torchvision":
+        return num_rows(state_dict, "fc.weight", source)
+    return count_classes(state_dict, spec, source)
 
 
 def _named(name: str, conversion: str) -> Spec:

@@ -12,22 +12,24 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from zoo.config.network import Spec, merge, parse_spec
+from zoo.config.network import ExternalSpec, Spec, merge, parse_spec
 from zoo.config.record import NetworkRecord
-from zoo.convert.conversion import REQUIRED_SETTINGS, ConversionReport, check_convertible
+from zoo.convert.conversion import REQUIRED_SETTINGS, ConversionReport, check_convertible, count_source_classes
 from zoo.convert.norms import inplace_to_standard, relu_to_leaky_relu, standard_to_inplace
 from zoo.convert.torchvision import from_torchvision, to_torchvision
 from zoo.errors import ConfigError, ConversionError, escape
 from zoo.files import replacing, write_bytes
+from zoo.models.family import network_class
 from zoo.weights import StoredWeights, read_weights
 from zoo.weights.description import check_same_network
-from zoo.weights.load import num_outputs
 from zoo.weights.safetensors_files import SUFFIX, safetensors_bytes
 from zoo.weights.stored import check_fits_spec
 
 
 def _export(state_dict: Mapping[str, Tensor], spec: Spec) -> tuple[dict[str, Tensor], Spec, ConversionReport]:
-    return dict(state_dict), spec, ConversionReport("export", spec.arch, (), True, "the weights are unchanged")
+    is_external = isinstance(spec, ExternalSpec)
+    weights = state_dict if is_external else network_class(spec.arch).published_keys(state_dict)
+    return dict(weights), spec, ConversionReport("export", spec.arch, (), True, "the weights are unchanged")
 
 
 # Kind of conversion -> its function, of `zoo.convert` except for export.
@@ -104,8 +106,7 @@ def _source_spec(stored: StoredWeights, kind: str, asked: Mapping[str, Any]) -> 
         )
     if kind != "export":
         check_convertible(asked["arch"], kind)
-    key = "fc.weight" if kind == "from-torchvision" else None
-    given = merge(asked, REQUIRED_SETTINGS.get(kind, {}), {"num_classes": num_outputs(stored.state_dict, path, key)})
-    spec = parse_spec(given, path)
+    spec = parse_spec(merge(asked, REQUIRED_SETTINGS.get(kind, {})), path)
+    spec = spec.changed(num_classes=count_source_classes(stored.state_dict, spec, kind, path))
     stored.warn_of_assumptions(spec)
     return spec

@@ -6,17 +6,18 @@ Tested by tests/models/test_networks.py.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from torch import Tensor, nn
 
-from zoo.config.network import NetworkSpec
+from zoo.config.network import NetworkSpec, Spec
 from zoo.config.section import parse_section
 from zoo.errors import ConfigError, join_names
 from zoo.layers.checkpointing import checkpoint
 from zoo.layers.conv import GlobalAvgPool2d, build_classifier
 from zoo.layers.init import init_weights
+from zoo.layers.norm import NormFactory
 from zoo.ops.context import is_fx_proxy
 from zoo.remat.lean import lean
 
@@ -81,8 +82,8 @@ class Network(nn.Module):
 
     pretrained_cfg: dict[str, Any]
     built_as: Any = None  # the `zoo.config.network.Spec` of the network, None if unknown
-    classifier_name = "classifier"  # the module that computes logits from features
-    linear_name = "fc"  # the linear layer in it
+    classifier_name = "classifier"  # the module that computes logits from features; its keys in weights files
+    linear_name = "classifier.fc"  # the layer in it whose outputs are the logits
     norm_name = "bn_out"  # the norm after the last stage, which a network may lack
     poolings: tuple[str, ...] = ("avg", "")  # timm's names of what may come before the classifier, "" for nothing
     recomputed: tuple[str, ...] = ()  # modules of stages that are checkpointed: saved by their input
@@ -109,10 +110,14 @@ class Network(nn.Module):
         if self.features_only:
             return
         if classes > 0:
-            classifier = build_classifier(self.num_features, classes, self.drop_rate, self.linear_name)
+            classifier = build_classifier(self.num_features, classes, self.drop_rate, self._linear_part())
             setattr(self, self.classifier_name, classifier)
         else:
             self.global_pool = GlobalAvgPool2d()
+
+    def _linear_part(self) -> str:
+        """Return the name of the linear layer within the classifier."""
+        return self.linear_name.rpartition(".")[2]
 
     @property
     def last_norm(self) -> nn.Module | None:
@@ -212,8 +217,29 @@ class Network(nn.Module):
         return len(getattr(self.get_classifier(), "weight", ()))
 
     def get_classifier(self) -> Any:
-        """Return the linear layer ``classifier.fc``, or `nn.Identity` without classifier."""
-        return getattr(self, self.classifier_name)[-1] if hasattr(self, self.classifier_name) else nn.Identity()
+        """Return the layer ``linear_name``, or `nn.Identity` without classifier."""
+        try:
+            return self.get_submodule(self.linear_name)
+        except AttributeError:
+            return nn.Identity()
+
+    @classmethod
+    def build(cls, norm: NormFactory | None, num_classes: int, **arguments: Any) -> Network:
+        """Return a network of this family; ``arguments`` are structure and options of an architecture."""
+        family: Any = cls  # each has its own arguments
+        network: Network = family(norm, num_classes, **arguments)
+        return network
+
+    @classmethod
+    def published_keys(cls, state_dict: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        """Return a state dict of this family, from any of its authors' files, with the keys of this class."""
+        return state_dict
+
+    def initialize(self, spec: Spec) -> None:
+        """Initialize all parameters as ``spec`` says, or as the authors do if the family has its own layers."""
+        assert isinstance(spec, NetworkSpec), "a family with its own layers initializes them itself"
+        gain, slope = spec.weight_gain_multiplier, spec.activation_param
+        init_weights(self, spec.weight_init, gain, spec.activation, slope)
 
     def set_grad_checkpointing(self, enable: bool = True) -> None:
         """Apply `zoo.lean` to the network, which about halves its activation memory; ``enable=False`` removes it."""
@@ -240,7 +266,7 @@ class Network(nn.Module):
             missing = "classifier" if head is None else "average pooling before its classifier"
             raise ConfigError(f"drop_rate: {type(self).__name__} has no {missing}; omit the argument")
         self.drop_rate = drop_rate
-        layers = {"avg_pool": head[0], "drop": nn.Dropout(drop_rate), self.linear_name: self.get_classifier()}
+        layers = {"avg_pool": head[0], "drop": nn.Dropout(drop_rate), self._linear_part(): self.get_classifier()}
         setattr(self, self.classifier_name, nn.Sequential(OrderedDict(layers)))
 
     def set_drop_path_rate(self, drop_path_rate: float) -> None:

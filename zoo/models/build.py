@@ -5,7 +5,7 @@ Tested by tests/registry/test_get.py.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -14,90 +14,28 @@ from torch import nn
 from zoo.config.architectures import LEAN, Architecture, architecture
 from zoo.config.network import ExternalSpec, NetworkSpec, Spec
 from zoo.errors import ConfigError
-from zoo.layers.init import init_weights
 from zoo.layers.norm import InPlaceABN, NormFactory, norm_act
+from zoo.models import (  # noqa: F401  # register their families
+    deeplab,
+    densenet,
+    irevnet,
+    preact,
+    pyramid,
+    resnet,
+    resnext,
+    revbifpn,
+    revcol,
+    revnet,
+    revnext,
+    revnext_baselines,
+    revvit,
+    wider_resnet,
+)
 from zoo.models.base import Network
-from zoo.models.deeplab import HEAD_DILATIONS, DeepLab
-from zoo.models.densenet import DenseNet
 from zoo.models.external import build_external
-from zoo.models.irevnet import IRevNet
-from zoo.models.preact import PreactResNet
-from zoo.models.pyramid import Pyramid
-from zoo.models.resnet import ResNet
-from zoo.models.resnext import ResNeXt
-from zoo.models.revbifpn import RevBiFPN
-from zoo.models.revcol import RevCol
-from zoo.models.revnet import RevNet
-from zoo.models.revnext import FlatRevNeXt, RevNeXt
-from zoo.models.revnext_baselines import RevNeXtBaseline, TwoBranchIRevNet
-from zoo.models.revvit import RevViT
-from zoo.models.wider_resnet import WiderResNet, WiderResNetA2
+from zoo.models.family import build_architecture
 from zoo.remat.lean import lean
 from zoo.torch_internals.data import NormBase
-
-
-def _deeplab(
-    norm: NormFactory,
-    classes: int,
-    *,
-    body: str,
-    features_only: bool,
-    output_stride: int,
-    head_dilations: Sequence[int] | None,
-    pooling_size: int | Sequence[int] | None,
-    **of_body: Any,
-) -> DeepLab:
-    """Return DeepLabV3 on the architecture ``body``, with the options ``of_body``.
-
-    The body is dilated for ``output_stride``. Raises ConfigError for ``features_only``.
-    """
-    arch = architecture(body)
-    if features_only:
-        raise ConfigError(
-            "features_only: DeepLab computes logits from a single map; use the features of its body: "
-            f"zoo.get({body!r}, features_only=True, output_stride={output_stride})"
-        )
-    options = arch.options(dilation=arch.dilations[output_stride]).model_dump(exclude={"drop_path_rate"})
-    return DeepLab(
-        norm,
-        classes,
-        body=FAMILIES[arch.family](norm, 0, **arch.structure, **{**options, **of_body}),
-        head_dilations=head_dilations or HEAD_DILATIONS[output_stride],
-        pooling_size=pooling_size,
-    )
-
-
-def _pyramid(norm: NormFactory | None, classes: int, *, body: str, features_only: bool, **of_body: Any) -> Pyramid:
-    """Return the network with the head of HRNetV2 on the architecture ``body``; ConfigError for ``features_only``."""
-    arch = architecture(body)
-    if features_only:
-        raise ConfigError(
-            f"features_only: the head fuses the features of the body: use zoo.get({body!r}, features_only=True)"
-        )
-    features: Any = FAMILIES[arch.family](norm, 0, features_only=True, **arch.structure, **of_body)
-    return Pyramid(classes, body=features)
-
-
-# The class of each family: (norm, classes, *, features_only, **structure and options) -> network.
-FAMILIES: dict[str, Callable[..., Network]] = {
-    "resnet": ResNet,
-    "resnext": ResNeXt,
-    "wider_resnet": WiderResNet,
-    "wider_resnet_a2": WiderResNetA2,
-    "densenet": DenseNet,
-    "preact": PreactResNet,
-    "revnet": RevNet,
-    "irevnet": IRevNet,
-    "irevnet_two_branch": TwoBranchIRevNet,
-    "revnext": RevNeXt,
-    "revnext_flat": FlatRevNeXt,
-    "revnext_baseline": RevNeXtBaseline,
-    "revvit": RevViT,
-    "revbifpn": RevBiFPN,
-    "revcol": RevCol,
-    "deeplab": _deeplab,
-    "pyramid": _pyramid,
-}
 
 
 def build_network(
@@ -119,7 +57,7 @@ def build_network(
     """
     arch = architecture(spec.arch)
     memory = arch.made_lean if spec.memory == LEAN else spec.memory
-    arguments = {**arch.structure, **arch.options(**spec.options).model_dump(), "memory": memory}
+    arguments = arch.options(**spec.options).model_dump()
     drop_path_rate = arguments.pop("drop_path_rate", 0.0)
     if structure is not None:
         arguments["structure"] = _checked_structure(arch, structure)
@@ -129,7 +67,9 @@ def build_network(
         raise ConfigError(f"{arch.name} has its own norms", "norm", "omit the argument")
 
     try:
-        network = FAMILIES[arch.family](norm, spec.num_classes, features_only=features_only, **arguments)
+        network = build_architecture(
+            arch.name, norm, spec.num_classes, features_only=features_only, memory=memory, **arguments
+        )
     except ConfigError:
         raise
     except ValueError as error:
@@ -168,15 +108,10 @@ def build_on_meta(spec: Spec) -> nn.Module:
         return build_model(spec).to("meta")
 
 
-def initialize(model: nn.Module, spec: Spec) -> None:
+def initialize(model: Network, spec: Spec) -> None:
     """Initialize the weights of a network of this package as specified; does nothing on the meta device."""
-    if next(model.parameters()).is_meta:
-        return
-    if isinstance(model, (RevViT, RevBiFPN, RevCol, Pyramid)):
-        model.initialize()
-    elif isinstance(spec, NetworkSpec):
-        gain, slope = spec.weight_gain_multiplier, spec.activation_param
-        init_weights(model, spec.weight_init, gain, spec.activation, slope)
+    if not next(model.parameters()).is_meta:
+        model.initialize(spec)
 
 
 def norm_kind(norm: NormFactory) -> str:

@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from torch import nn
 
+from zoo.config.architectures import architecture
+from zoo.errors import ConfigError
 from zoo.layers.deeplab_head import DeeplabV3
 from zoo.layers.norm import NormFactory
 from zoo.models.base import Network
+from zoo.models.family import build_architecture, family
 from zoo.models.segmentation import HEAD_CHANNELS, SegmentationNetwork
 
 # Output stride of the body -> dilations of the head: the same distances in the image.
 HEAD_DILATIONS = {8: (12, 24, 36), 16: (6, 12, 18)}
 
 
+@family("deeplab")
 class DeepLab(SegmentationNetwork):
     """A segmentation network whose head reads the last map of its body, at 1/8 or 1/16 of the image size.
 
@@ -41,3 +46,35 @@ class DeepLab(SegmentationNetwork):
             body.num_features, HEAD_CHANNELS, dilations=head_dilations, norm_act=norm, pooling_size=pooling_size
         )
         super().__init__(classes, body, head)
+
+    @classmethod
+    def build(  # type: ignore[override]
+        cls,
+        norm: NormFactory,
+        num_classes: int,
+        *,
+        body: str,
+        features_only: bool,
+        output_stride: int,
+        head_dilations: Sequence[int] | None,
+        pooling_size: int | Sequence[int] | None,
+        **of_body: Any,
+    ) -> DeepLab:
+        """Return DeepLabV3 on the architecture ``body``, with the options ``of_body``, dilated for ``output_stride``.
+
+        Raises ConfigError for ``features_only``.
+        """
+        if features_only:
+            raise ConfigError(
+                "features_only: DeepLab computes logits from a single map; use the features of its body: "
+                f"zoo.get({body!r}, features_only=True, output_stride={output_stride})"
+            )
+        arch = architecture(body)
+        options = arch.options(dilation=arch.dilations[output_stride]).model_dump(exclude={"drop_path_rate"})
+        return cls(
+            norm,
+            num_classes,
+            body=build_architecture(body, norm, 0, features_only=False, **{**options, **of_body}),
+            head_dilations=head_dilations or HEAD_DILATIONS[output_stride],
+            pooling_size=pooling_size,
+        )

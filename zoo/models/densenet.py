@@ -15,6 +15,7 @@ from zoo.layers.conv import build_stem, conv2d
 from zoo.layers.dense import DenseModule, NormConv
 from zoo.layers.norm import NormFactory, out_of_place
 from zoo.models.base import Network, dilation_per_module
+from zoo.models.family import family
 from zoo.ops.abn.norm_act_conv import join
 from zoo.ops.context import is_fx_proxy
 from zoo.ops.pooling import mean_pool2d
@@ -23,6 +24,7 @@ from zoo.torch_internals.data import is_plain
 GROWTH = 32
 
 
+@family("densenet")
 class DenseNet(Network):
     """Stem ``mod1``, dense modules ``mod2`` to ``mod5`` with transitions ``tra2`` to ``tra4`` between, ``bn_out``.
 

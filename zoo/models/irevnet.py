@@ -16,11 +16,13 @@ from zoo.layers.norm import NormFactory, out_of_place
 from zoo.layers.reversible import ReversibleSequential, ShiftBlock
 from zoo.layers.revnet_blocks import build_preact_branch
 from zoo.models.base import Network
+from zoo.models.family import family
 from zoo.ops.context import is_eager, is_fx_proxy
 
 logger = logging.getLogger("zoo")
 
 
+@family("irevnet")
 class IRevNet(Network):
     """i-RevNet for CIFAR: images are padded with zero channels instead of a stem; ``bn_out`` follows the chain.
 

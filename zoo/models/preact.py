@@ -14,6 +14,7 @@ from zoo.layers.checkpointing import build_stage
 from zoo.layers.norm import NormFactory, out_of_place
 from zoo.layers.revnet_blocks import PreactBlock, build_preact_stem, with_paper_statistics
 from zoo.models.base import Network
+from zoo.models.family import family
 
 
 class ModuleShape(NamedTuple):
@@ -72,6 +73,7 @@ class PreactNetwork(Network):
         raise NotImplementedError
 
 
+@family("preact")
 class PreactResNet(PreactNetwork):
     """Pre-activation ResNet, with modules of `PreactBlock`s.
 

@@ -6,17 +6,22 @@ Tested by tests/models/test_pyramid.py.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from zoo.config.network import Spec
+from zoo.errors import ConfigError
 from zoo.layers.conv import conv2d
 from zoo.layers.init import init_weights
-from zoo.layers.norm import ABN
-from zoo.models.revbifpn import RevBiFPN
+from zoo.layers.norm import ABN, NormFactory
+from zoo.models.base import Network
+from zoo.models.family import build_architecture, family
 from zoo.models.segmentation import HEAD_CHANNELS, SegmentationNetwork
 
 
+@family("pyramid")
 class Pyramid(SegmentationNetwork):
     """A segmentation network whose head reads all maps of its body, and returns a map of the finest resolution.
 
@@ -31,10 +36,9 @@ class Pyramid(SegmentationNetwork):
     with 256 channels in the head.
     """
 
-    body: RevBiFPN
     head: MapFusion
 
-    def __init__(self, classes: int, *, body: RevBiFPN) -> None:
+    def __init__(self, classes: int, *, body: Network) -> None:
         super().__init__(classes, body, MapFusion(body.feature_info.channels(), HEAD_CHANNELS))
 
     def forward_features(self, x: Tensor) -> Tensor:
@@ -43,9 +47,23 @@ class Pyramid(SegmentationNetwork):
         fused = self.head(self.body(F.pad(x, (0, -x.shape[3] % coarsest, 0, -x.shape[2] % coarsest))))
         return fused[:, :, : -(-x.shape[2] // finest), : -(-x.shape[3] // finest)]
 
-    def initialize(self) -> None:
+    @classmethod
+    def build(  # type: ignore[override]
+        cls, norm: NormFactory | None, num_classes: int, *, body: str, features_only: bool, **of_body: Any
+    ) -> Pyramid:
+        """Return the network on the architecture ``body`` with the options ``of_body``.
+
+        Raises ConfigError for ``features_only``.
+        """
+        if features_only:
+            raise ConfigError(
+                f"features_only: the head fuses the features of the body: use zoo.get({body!r}, features_only=True)"
+            )
+        return cls(num_classes, body=build_architecture(body, norm, 0, features_only=True, **of_body))
+
+    def initialize(self, spec: Spec) -> None:
         """Initialize all parameters: the body as its authors do, the others as convolutions before ReLUs."""
-        self.body.initialize()
+        self.body.initialize(spec)
         init_weights(self.head, activation="relu")
         if hasattr(self, "cls"):
             init_weights(self.cls, activation="relu")

@@ -13,10 +13,12 @@ from zoo.layers.checkpointing import build_stage
 from zoo.layers.conv import conv2d, drop_path, max_pool
 from zoo.layers.norm import InPlaceABN, InPlaceABNSync, NormFactory, activate_
 from zoo.models.base import Network, dilation_per_module
+from zoo.models.family import family
 from zoo.ops.context import is_fx_proxy
 from zoo.torch_internals.data import is_plain
 
 
+@family("resnet")
 class ResNet(Network):
     """Stem ``mod1`` and four modules of post-activation residual blocks, ``mod2`` to ``mod5``.
 

@@ -12,10 +12,12 @@ from zoo.layers.conv import build_stem
 from zoo.layers.norm import NormFactory, out_of_place
 from zoo.layers.residual import IdentityResidualBlock
 from zoo.models.base import Network, dilation_per_module
+from zoo.models.family import family
 
 GROUPS = 64
 
 
+@family("resnext")
 class ResNeXt(Network):
     """Stem ``mod1``, four modules of pre-activation bottlenecks ``mod2`` to ``mod5``, last norm ``bn_out``.
 

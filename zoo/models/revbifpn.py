@@ -14,12 +14,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from zoo.config.network import Spec
 from zoo.errors import ConfigError
 from zoo.layers.checkpointing import checkpoint
 from zoo.layers.conv import GlobalAvgPool2d, conv2d, drop_path, uninitialized
 from zoo.layers.norm import ABN, NormFactory
 from zoo.layers.reversible import LinkedModule, ReversibleSequential, StreamAddition, halves_in_layout
 from zoo.models.base import WITH_PREVIOUS, Network, check_sides
+from zoo.models.family import family
 from zoo.ops.chain import Gradients, Link, Tensors
 from zoo.ops.context import is_fx_proxy
 from zoo.ops.pooling import memory_format_of
@@ -38,6 +40,7 @@ HEAD_SQUEEZES = (0.25, 0.25, 0.125, 0.125)
 BLOCK_LAYERS = 2  # before a silo
 
 
+@family("revbifpn")
 class RevBiFPN(Network):
     """Streams at 1/4, 1/8, 1/16 and 1/32 of the image, with additions within streams and between them.
 
@@ -61,7 +64,7 @@ class RevBiFPN(Network):
     Source: Chiley et al., RevBiFPN: The Fully Reversible Bidirectional Feature Pyramid Network, arXiv:2206.14098.
     """
 
-    classifier_name, linear_name = "head.fc", "fc"
+    classifier_name = linear_name = "head.fc"
     head: PyramidHead
 
     def __init__(
@@ -111,10 +114,6 @@ class RevBiFPN(Network):
     def num_features(self) -> int:
         """Number of input channels of the classifier; of the last stage with ``features_only``."""
         return super().num_features if self.features_only else self._last_channels
-
-    def get_classifier(self) -> Any:
-        """Return the linear layer ``head.fc``, or `nn.Identity` without classifier."""
-        return nn.Identity() if self.features_only or self.head.fc is None else self.head.fc
 
     def set_drop_rate(self, drop_rate: float) -> None:
         """Add dropout with this rate before the classifier's linear layer."""
@@ -172,7 +171,7 @@ class RevBiFPN(Network):
         x = F.dropout(x, self.drop_rate, self.training)
         return x if pre_logits else self.head.fc(x)
 
-    def initialize(self) -> None:
+    def initialize(self, spec: Spec | None = None) -> None:
         """Initialize all parameters as the authors do: Kaiming-normal convolutions (fan-out), and biases of 0.
 
         The linear layer has torch's own initialization.

@@ -5,19 +5,21 @@ Tested by tests/models/test_revcol.py.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from zoo.config.network import Spec
 from zoo.errors import ConfigError
 from zoo.layers.checkpointing import checkpoint
 from zoo.layers.conv import GlobalAvgPool2d, drop_path, uninitialized
 from zoo.layers.norm import NormFactory
 from zoo.layers.reversible import LinkedModule, replaced, subtract_branch
 from zoo.models.base import Network, check_sides
+from zoo.models.family import family
 from zoo.models.revvit import MapNorm
 from zoo.ops.chain import ErrorCallback, Gradients, Tensors, run_chain
 from zoo.ops.context import is_fx_proxy
@@ -26,9 +28,12 @@ EPS = 1e-6  # of the layer norms
 INIT_STD = 0.02
 SMALLEST_FACTOR = 1e-3  # in absolute value, as backward divides by factors
 REDUCTION = 32  # of the coarsest map
+# Classifiers and decoders of intermediate supervision in the authors' files.
+SUPERVISED, LAST_SUPERVISED = ("cls_blocks.", "decoder_blocks."), "cls_blocks.3."
 CHAIN_COLUMNS = 4  # of one chain: rounding errors about double with each column
 
 
+@family("revcol")
 class RevCol(Network):
     """Columns with levels at 1/4, 1/8, 1/16 and 1/32 of the image; each level updates a map of the column before.
 
@@ -56,7 +61,7 @@ class RevCol(Network):
     Source: Cai et al., Reversible Column Networks, ICLR 2023.
     """
 
-    classifier_name, linear_name = "cls", "classifier"
+    classifier_name, linear_name = "cls", "cls.classifier.1"
     cls: MapClassifier
 
     def __init__(
@@ -90,9 +95,13 @@ class RevCol(Network):
         else:
             self.global_pool = GlobalAvgPool2d()
 
-    def get_classifier(self) -> Any:
-        """Return the linear layer ``cls.classifier[1]``, or `nn.Identity` without classifier."""
-        return self.cls.classifier[1] if hasattr(self, "cls") else nn.Identity()
+    @classmethod
+    def published_keys(cls, state_dict: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        """Return a state dict with the last classifier as ``cls``, if it was trained with intermediate supervision."""
+        if not any(key.startswith(LAST_SUPERVISED) for key in state_dict):
+            return state_dict
+        renamed = {key.replace(LAST_SUPERVISED, "cls."): tensor for key, tensor in state_dict.items()}
+        return {key: tensor for key, tensor in renamed.items() if not key.startswith(SUPERVISED)}
 
     def set_drop_rate(self, drop_rate: float) -> None:
         """Add dropout with this rate before the classifier's linear layer."""
@@ -147,7 +156,7 @@ class RevCol(Network):
         """Return the logits for the output of `forward_features`; with ``pre_logits``, the linear layer's input."""
         return self.cls(x, pre_logits) if hasattr(self, "cls") else self.global_pool(x)
 
-    def initialize(self) -> None:
+    def initialize(self, spec: Spec | None = None) -> None:
         """Initialize all parameters as the authors do: normal weights of std 0.02, truncated, and biases of 0."""
         for layer in self.modules():
             if isinstance(layer, (nn.Conv2d, nn.Linear)):

@@ -10,10 +10,12 @@ from zoo.layers.checkpointing import checkpoint
 from zoo.layers.norm import NormFactory
 from zoo.layers.reversible import ReversibleBlock, ReversibleSequential
 from zoo.layers.revnet_blocks import TransitionBlock, build_preact_branch
+from zoo.models.family import family
 from zoo.models.preact import ModuleShape, PreactNetwork
 from zoo.ops.context import is_fx_proxy
 
 
+@family("revnet")
 class RevNet(PreactNetwork):
     """RevNet, with modules of reversible blocks; ``widths`` are even.
 

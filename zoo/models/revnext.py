@@ -27,6 +27,7 @@ from zoo.layers.invertible import (
 )
 from zoo.layers.norm import ABN, NormFactory
 from zoo.models.base import Network
+from zoo.models.family import family
 from zoo.ops.chain import ErrorCallback, run_chain
 
 POOLS: dict[str, type[Invertible]] = {"channel": ChannelPool, "batch": BatchPool}
@@ -122,6 +123,7 @@ class InvertibleNetwork(LargestValueNetwork):
             raise error.within(self) from None
 
 
+@family("revnext_flat")
 class FlatRevNeXt(InvertibleNetwork):
     """The layer-wise form: units of invertible convolution, norm and leaky ReLU, without reversible blocks.
 
@@ -155,6 +157,7 @@ class FlatRevNeXt(InvertibleNetwork):
         super().__init__(classes, layers, pools, channels, build_level, features_only, memory)
 
 
+@family("revnext")
 class RevNeXt(InvertibleNetwork):
     """The hybrid form: reversible blocks whose branches are units of invertible convolution, norm and leaky ReLU.
 

@@ -18,10 +18,12 @@ from zoo.layers.conv import MaxPool2d, conv2d
 from zoo.layers.norm import NormFactory
 from zoo.layers.reversible import PairPool, ReversibleBlock, ReversibleSequential
 from zoo.layers.revnet_blocks import add_zero_channels
+from zoo.models.family import family
 from zoo.models.resnet import ResidualBlock
 from zoo.models.revnext import LargestValueNetwork
 
 
+@family("revnext_baseline")
 class RevNeXtBaseline(LargestValueNetwork):
     """ResNet-18 or RevNet of the paper: ``stem``, ``level0``, then levels of a `WideningPool` and blocks.
 
@@ -83,6 +85,7 @@ class WideningPool(nn.Module):
         return add_zero_channels(self.pool(x), self.channels)
 
 
+@family("irevnet_two_branch")
 class TwoBranchIRevNet(LargestValueNetwork):
     """i-RevNet of the paper: ``stem``, then one ``chain`` of reversible blocks and channel pools.
 

@@ -13,11 +13,13 @@ import torch.fx
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from zoo.config.network import Spec
 from zoo.errors import ConfigError
 from zoo.layers.conv import drop_path, uninitialized
 from zoo.layers.norm import NormFactory
 from zoo.layers.reversible import ReversibleBlock, ReversibleSequential
 from zoo.models.base import WITH_PREVIOUS, Network
+from zoo.models.family import family
 from zoo.ops.context import is_fx_proxy
 
 EPS = 1e-6  # of the authors' layer norms
@@ -25,6 +27,7 @@ INIT_STD = INIT_BIAS = 0.02
 MLP_RATIO = 4
 
 
+@family("revvit")
 class RevViT(Network):
     """Vision transformer of two streams: y1 = x1 + F(x2), y2 = x2 + G(y1), with attention F and MLP G.
 
@@ -46,7 +49,7 @@ class RevViT(Network):
     Source: Mangalam et al., Reversible Vision Transformers, CVPR 2022; reversible_mvit.py of PySlowFast.
     """
 
-    classifier_name, linear_name, norm_name = "head", "projection", "norm"
+    classifier_name, linear_name, norm_name = "head", "head.projection", "norm"
     head: nn.Sequential
     pos_embed: nn.Parameter
 
@@ -88,7 +91,7 @@ class RevViT(Network):
         x = (self.patch_embed(x) + positions).contiguous(memory_format=torch.channels_last)
         return self.rev_backbone((x, x))
 
-    def initialize(self) -> None:
+    def initialize(self, spec: Spec | None = None) -> None:
         """Initialize all parameters as the authors do: normal weights and positions of std 0.02, biases of 0.02.
 
         The biases of the patch embedding have torch's own initialization.

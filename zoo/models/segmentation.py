@@ -32,7 +32,7 @@ class SegmentationNetwork(Network):
     - `body`, `head`: the parts.
     """
 
-    classifier_name = "cls"
+    classifier_name = linear_name = "cls"
     poolings = ()
     body: Network
     cls: nn.Conv2d
@@ -92,10 +92,6 @@ class SegmentationNetwork(Network):
         """Replace the body's first convolution weight by an uninitialized one for ``in_chans`` image channels."""
         self.body.set_input_channels(in_chans)
         self.in_chans = in_chans
-
-    def get_classifier(self) -> Any:
-        """Return the convolution ``cls``, or `nn.Identity` without classifier."""
-        return self.cls if hasattr(self, "cls") else nn.Identity()
 
     def set_drop_path_rate(self, drop_path_rate: float) -> None:
         """Set the stochastic depth of the body."""

@@ -16,12 +16,14 @@ from zoo.layers.conv import conv2d, max_pool
 from zoo.layers.norm import NormFactory, out_of_place
 from zoo.layers.residual import IdentityResidualBlock
 from zoo.models.base import Network
+from zoo.models.family import family
 
 # The channels of a block's convolutions in mod2 to mod7.
 CHANNELS = ((128, 128), (256, 256), (512, 512), (512, 1024), (512, 1024, 2048), (1024, 2048, 4096))
 ONES = (1, 1, 1, 1, 1, 1)
 
 
+@family("wider_resnet")
 class WiderResNet(Network):
     """``mod1`` (one 3x3 convolution), six modules ``mod2`` to ``mod7`` with pools between them, and ``bn_out``.
 
@@ -70,6 +72,7 @@ class WiderResNet(Network):
         self._add_classifier(classes)
 
 
+@family("wider_resnet_a2")
 class WiderResNetA2(WiderResNet):
     """WiderResNet with two pools, strides in mod4 to mod6 and channel dropout in mod6 (0.3) and mod7 (0.5).
 

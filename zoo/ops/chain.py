@@ -38,20 +38,7 @@ class Link(Protocol):
     """One step of a chain: computes outputs from inputs, and in backward reconstructs the inputs from the outputs.
 
     A module that consists of several links, or has state per run, implements ``as_links()`` instead. It returns new
-    links for each run of the chain. The links of this package::
-
-        zoo.layers.reversible                         links of streams, such as the halves of the channels
-            ReversibleBlock.as_links() -> 2 StreamAddition  adds f(x2) to x1, then g(y1) to x2
-            PairPool, ShiftBlock.as_links() -> 1 PoolingCall    pool and block of i-RevNets
-            _Halve, _Join                                   one tensor -> its halves, and back: the ends of the chain
-        zoo.models.revbifpn                           links of one to four streams
-            BlockLayer, Silo.as_links() -> StreamAdditions  within streams, and between them
-        zoo.models.revcol                             links of the image and four maps
-            Column.as_links() -> 4 LevelUpdate              scales a map and adds a function of two others
-        zoo.layers.invertible                         links of one tensor
-            Invertible.as_links() -> 1 LayerCall            stores what the inverse of this call needs, for
-                ChannelPool, BatchPool, InvertibleLeakyReLU, InvertibleNorm, InvertibleConv, LayerwiseBlock,
-                Stem, GlobalMax                             the last two are the ends of the chain
+    links for each run of the chain.
 
     A link whose ``is_end`` is True only splits, joins or appends streams; at an end of the chain it has no number. A
     link that replaces a single input may have a ``summary`` of its latest call on a grid (`zoo.ops.grid.sum_on_grid`).

@@ -11,9 +11,9 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from zoo.config.architectures import ARCHITECTURES, Architecture
+from zoo.config.architectures import ARCHITECTURES, Architecture, which_have
 from zoo.config.limits import MAX_CHANNELS
-from zoo.config.network import MISSING_BECAUSE, NetworkSpec
+from zoo.config.network import NetworkSpec
 from zoo.config.section import Section, parse_section
 from zoo.errors import ConfigError, join_names, shorten_repr
 
@@ -74,7 +74,7 @@ def changes_of(arch: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
         near = difflib.get_close_matches(unknown[0], [*known, *BuildOptions.model_fields, "weights", "body_weights"], 1)
         raise TypeError(
             f"get() got an unexpected keyword argument {unknown[0]!r} for {arch}, whose options are "
-            f"{join_names(options)}{MISSING_BECAUSE.get(unknown[0], '')}"
+            f"{join_names(options)}{which_have(unknown[0])}"
             + "".join(f"; the nearest argument is {name!r}" for name in near)
         )
     if "output_stride" not in facts.options.model_fields:
@@ -94,8 +94,8 @@ def _choose_dilation(arch: Architecture, output_stride: int | None, dilation: An
         raise ConfigError(f"{arch.name}: output_stride and dilation set the same thing; pass one of them")
     if not arch.dilations:
         raise ConfigError(
-            f"{arch.name}: output_stride: the network cannot be dilated, so that its stride is fixed; resnet18 to "
-            "resnet152, resnext*, densenet* and wider_resnet*_a2 can"
+            f"{arch.name}: output_stride: the network cannot be dilated, so that its stride is fixed"
+            f"{which_have('dilation')}"
         )
     if output_stride not in list(arch.dilations):  # the value may be unhashable
         strides = join_names(sorted(arch.dilations))

@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping
 from typing import Any, TypeGuard
 
-from zoo.config.architectures import ARCHITECTURES
+from zoo.config.architectures import ARCHITECTURES, network_sizes
 from zoo.config.experiment import Experiment
 from zoo.config.network import WITH_PARAMETER, ExternalSpec, NetworkSpec, Spec, merge, spec_class
 from zoo.config.parse import parse_experiment
@@ -193,9 +193,5 @@ def has_same_tensors(first: str, second: str) -> bool:
 
     A WiderResNet and its A2 variant differ only in pooling and dropout, which have no tensors.
     """
-    if first == second:
-        return True
-    families = {ARCHITECTURES[name].family for name in (first, second)}
-    return families == {"wider_resnet", "wider_resnet_a2"} and (
-        ARCHITECTURES[first].structure == ARCHITECTURES[second].structure
-    )
+    sizes = network_sizes()
+    return first == second or sizes[first]["keys_sha256"] == sizes[second]["keys_sha256"]

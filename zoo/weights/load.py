@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -18,19 +18,6 @@ from zoo.tables import counted
 logger = logging.getLogger("zoo")
 
 
-class Classifier(NamedTuple):
-    """Keys of a classifier: their common prefix, its weight and its bias."""
-
-    prefix: str
-    weight: str
-    bias: str
-
-
-OF_IMAGES = Classifier("classifier.", "classifier.fc.weight", "classifier.fc.bias")  # without bias in RevNeXt
-OF_PIXELS = Classifier("cls.", "cls.weight", "cls.bias")  # of DeepLab
-OF_REVVIT = Classifier("head.", "head.projection.weight", "head.projection.bias")
-OF_REVBIFPN = Classifier("head.fc.", "head.fc.weight", "head.fc.bias")
-OF_REVCOL = Classifier("cls.", "cls.classifier.1.weight", "cls.classifier.1.bias")
 COUNTER = "num_batches_tracked"
 MAX_KEYS = 5  # named in a message per kind of difference
 PLAIN_DTYPES = {torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.complex64, torch.complex128}
@@ -70,22 +57,21 @@ def load_state_dict(model: nn.Module, state_dict: Mapping[str, Tensor], *, sourc
     number differs, or if a tensor is sparse, quantized or nested.
     """
     of_network = model.state_dict()
-    _refuse_odd_tensors(state_dict, source)
+    state_dict = _checked(model, state_dict, source)
     used, complete, classifier = _matched(model, of_network, state_dict, source)
     # Do everything that can fail before the first value of the network changes.
     of_file = {key: tensor.to(of_network[key].dtype) for key, tensor in used.items()}
     model.load_state_dict(complete | of_file)
     report = LoadReport(source, len(of_file), classifier)
-    key = classifier_of(of_network).weight
-    log_classifier(report, num_outputs(state_dict, source, key), num_outputs(of_network, source, key))
+    network = _family_of(model)
+    log_classifier(report, count_outputs(state_dict, network, source), count_outputs(of_network, network, source))
     _warn_of_negative_scales(model, of_file, source)
     return report
 
 
 def check_fits(model: nn.Module, state_dict: Mapping[str, Tensor], *, source: str) -> None:
     """Raise the WeightsError that `load_state_dict` would raise; ``model`` may be on the meta device."""
-    _refuse_odd_tensors(state_dict, source)
-    _matched(model, model.state_dict(), state_dict, source)
+    _matched(model, model.state_dict(), _checked(model, state_dict, source), source)
 
 
 def fit_input(state_dict: Mapping[str, Tensor], model: nn.Module) -> Mapping[str, Tensor]:
@@ -113,31 +99,32 @@ def is_segmentation(keys: Iterable[str]) -> bool:
     return {"body", "head"} <= {key.partition(".")[0] for key in keys if not key.endswith(COUNTER)}
 
 
-def classifier_of(keys: Iterable[str]) -> Classifier:
-    """Return the classifier keys of a network with these keys; the network need not have a classifier."""
-    keys = list(keys)
-    if any(key.startswith("rev_backbone.") for key in keys):
-        return OF_REVVIT
-    if any(key.startswith("rev_stack.") for key in keys):
-        has_head = any(key.startswith("head.") for key in keys)
-        return OF_REVBIFPN if has_head else OF_REVBIFPN._replace(prefix="head.")  # a backbone has no part of the head
-    if any(key.startswith("subnet0.") for key in keys):
-        return OF_REVCOL
-    return OF_PIXELS if is_segmentation(keys) else OF_IMAGES
+def count_outputs(state_dict: Mapping[str, Tensor], network: type[Network], source: str) -> int:
+    """Return the number of outputs of the classifier in a state dict of a family, 0 if there is none.
 
-
-def num_outputs(state_dict: Mapping[str, Tensor], source: str, key: str | None = None) -> int:
-    """Return the number of outputs of the classifier, 0 if there is none.
-
-    ``key`` is the classifier's weight in files of other packages. Raises WeightsError, naming ``source``, for a weight
-    without dimensions.
+    Raises WeightsError, naming ``source``, for a weight without dimensions.
     """
-    key = classifier_of(state_dict).weight if key is None else key
+    return num_rows(network.published_keys(state_dict), f"{network.linear_name}.weight", source)
+
+
+def num_rows(state_dict: Mapping[str, Tensor], key: str, source: str) -> int:
+    """Return the number of outputs of the layer with this weight, 0 if there is none; WeightsError as above."""
     weight = state_dict.get(key)
     if weight is not None and weight.ndim == 0:
         what = f"{key} is a single number, but the weight of a classifier has the shape (classes, features)"
         raise WeightsError(what, source, "ask who made the file, or save it again")
     return 0 if weight is None else len(weight)
+
+
+def _family_of(model: nn.Module) -> type[Network]:
+    """Return the class that knows the classifier's keys; `Network` for modules of users."""
+    return type(model) if isinstance(model, Network) else Network
+
+
+def _checked(model: nn.Module, state_dict: Mapping[str, Tensor], source: str) -> Mapping[str, Tensor]:
+    """Return the state dict of a file with the keys of the model's class; WeightsError for odd tensors."""
+    _refuse_odd_tensors(state_dict, source)
+    return _family_of(model).published_keys(state_dict)
 
 
 def _matched(
@@ -149,9 +136,13 @@ def _matched(
     counters of 0; and ``classifier`` of `LoadReport`.
     """
     state_dict = fit_input(state_dict, model)
-    keys = classifier_of(of_network)
-    classifier = _compare_classifiers(state_dict, of_network, keys)
-    unused = () if classifier in ("loaded", "none") else (keys.prefix,)
+    network = _family_of(model)
+    root = network.classifier_name.partition(".")[0]
+    # A backbone may have no part of the head that the classifier is in.
+    has_root = any(key.startswith(f"{root}.") for key in of_network)
+    prefix = f"{network.classifier_name if has_root else root}."
+    classifier = _compare_classifiers(state_dict, of_network, prefix, network.linear_name)
+    unused = () if classifier in ("loaded", "none") else (prefix,)
     of_file = {key: tensor for key, tensor in state_dict.items() if not key.startswith(unused)}
     unchanged = {key: tensor for key, tensor in of_network.items() if key.startswith(unused)}
     counters = {key: torch.zeros_like(tensor) for key, tensor in of_network.items() if key.endswith(COUNTER)}
@@ -174,20 +165,22 @@ def _refuse_odd_tensors(of_file: Mapping[str, Tensor], source: str) -> None:
 
 
 def _compare_classifiers(
-    of_file: Mapping[str, Tensor], of_network: Mapping[str, Tensor], keys: Classifier
+    of_file: Mapping[str, Tensor], of_network: Mapping[str, Tensor], prefix: str, linear_name: str
 ) -> ClassifierOutcome:
-    """Return what to do with the classifier of the file."""
-    if not any(key.startswith(keys.prefix) for key in of_network):
-        return "dropped" if any(key.startswith(keys.prefix) for key in of_file) else "none"
-    return "kept" if _differ_in_classes_only(of_file, of_network, keys) else "loaded"
+    """Return what to do with the classifier of the file, whose keys begin with ``prefix``."""
+    own, others = ({key for key in keys if key.startswith(prefix)} for keys in (of_network, of_file))
+    if not own:
+        return "dropped" if others else "none"
+    differs = own == others and _differ_in_classes_only(of_file, of_network, linear_name)
+    return "kept" if differs else "loaded"
 
 
-def _differ_in_classes_only(of_file: Mapping[str, Tensor], of_network: Mapping[str, Tensor], keys: Classifier) -> bool:
-    own = {key for key in of_network if key.startswith(keys.prefix)}
-    if keys.weight not in own or own != {key for key in of_file if key.startswith(keys.prefix)}:
+def _differ_in_classes_only(of_file: Mapping[str, Tensor], of_network: Mapping[str, Tensor], linear_name: str) -> bool:
+    key, bias = f"{linear_name}.weight", f"{linear_name}.bias"
+    if key not in of_network:
         return False
-    weight, own_weight = of_file[keys.weight], of_network[keys.weight]
-    if keys.bias in own and of_file[keys.bias].shape != weight.shape[:1]:
+    weight, own_weight = of_file[key], of_network[key]
+    if bias in of_network and of_file[bias].shape != weight.shape[:1]:
         return False
     return weight.shape[1:] == own_weight.shape[1:] and weight.shape != own_weight.shape
 

@@ -14,10 +14,11 @@ from torch import Tensor, nn
 from zoo.config.network import ExternalSpec, Spec
 from zoo.errors import ConfigError
 from zoo.models.build import build_on_meta
+from zoo.models.family import network_class
 from zoo.models.segmentation import SegmentationNetwork
 from zoo.tables import counted
 from zoo.weights.description import ASKED_BY_NETWORK, check_same_network, settings_of_network
-from zoo.weights.load import LoadReport, is_segmentation, load_state_dict, log_classifier, num_outputs
+from zoo.weights.load import LoadReport, count_outputs, is_segmentation, load_state_dict, log_classifier
 from zoo.weights.stored import StoredWeights
 
 logger = logging.getLogger("zoo")
@@ -45,10 +46,10 @@ def load_stored(model: nn.Module, stored: StoredWeights, asked_by: str = ASKED_B
 def count_classes(state_dict: Mapping[str, Tensor], spec: Spec, source: str) -> int:
     """Return the number of classes of a state dict for the network of ``spec``, 0 if it has no classifier.
 
-    Raises WeightsError, naming ``source``, as `num_outputs` does.
+    Raises WeightsError, naming ``source``, as `count_outputs` does.
     """
     if not isinstance(spec, ExternalSpec):
-        return num_outputs(state_dict, source)
+        return count_outputs(state_dict, network_class(spec.arch), source)
     return _count_classes(state_dict, *_with_two_and_three_classes(spec))
 
 

@@ -43,8 +43,6 @@ LEGACY_PICKLES = 5  # at the beginning of a file in the format before zip; the s
 ALLOCATES = re.compile(r"(?:builtins|__builtin__) bytearray|torch\S* (?:\w*Tensor|UntypedStorage|TypedStorage)")
 # dtype strings of numpy without the byte order.
 NUMBER_TYPE = re.compile(r"[iuf][248]|[iub]1|f16", re.ASCII)
-# Classifiers and decoders of RevCols that were trained with intermediate supervision.
-SUPERVISED, LAST_SUPERVISED = ("cls_blocks.", "decoder_blocks."), "cls_blocks.3."
 SLACK_BYTES = 2**18  # for zip directories, which are read twice
 # Until July 2018 the norm classes wrapped a second module: bn1.bn.weight. A DenseNet key such as convs1.0.bn.weight
 # has a number before its bn and stays; convs1.0.bn.bn.weight loses one level.
@@ -141,8 +139,6 @@ def extract_state_dict(content: dict[Any, Any], path: str | os.PathLike[str]) ->
 def published_keys(state_dict: dict[str, Tensor], source: str) -> dict[str, Tensor]:
     """Return ``state_dict`` with today's keys: without prefixes of wrappers and the old .bn level of norms.
 
-    Of a RevCol that was trained with intermediate supervision, the last classifier is kept, as ``cls``.
-
     Prefixes are dropped if all keys have one; torch.compile of a part of a network prefixes only some.
 
     Raises WeightsError, naming the ``source``, if two keys become the same.
@@ -158,9 +154,6 @@ def published_keys(state_dict: dict[str, Tensor], source: str) -> dict[str, Tens
             what = f"the file holds {truncate(new_key)} twice, once as {truncate(key)} of a wrapper or an old norm"
             raise WeightsError(what, source, "save model.state_dict() again")
         renamed[new_key] = tensor
-    if any(key.startswith(LAST_SUPERVISED) for key in renamed):
-        kept = {key.replace(LAST_SUPERVISED, "cls."): tensor for key, tensor in renamed.items()}
-        return {key: tensor for key, tensor in kept.items() if not key.startswith(SUPERVISED)}
     return renamed
 
 

@@ -22,11 +22,12 @@ from zoo.config.record import NetworkRecord
 from zoo.errors import ConfigError, WeightsError, escape, shorten_repr
 from zoo.models import Network
 from zoo.models.build import build_on_meta, depth_of
+from zoo.models.family import network_class
 from zoo.tables import counted
 from zoo.weights.cache import published_name, weights_path
 from zoo.weights.description import REMEDY, parse_description
 from zoo.weights.hub import fetch_from_hub
-from zoo.weights.load import check_fits, num_outputs
+from zoo.weights.load import check_fits, count_outputs
 from zoo.weights.read import extract_state_dict, read_checkpoint, read_published
 
 logger = logging.getLogger("zoo")
@@ -118,7 +119,8 @@ def read_weights(path_or_name: str | os.PathLike[str]) -> StoredWeights:
 def _check_description(state_dict: Mapping[str, Tensor], spec: Spec, source: str) -> None:
     """Raise WeightsError if the tensors of a file do not fit its description or its number of classes."""
     # The classifier of an external network may have any name; `check_fits_spec` compares all shapes.
-    num_in_tensors = spec.num_classes if isinstance(spec, ExternalSpec) else num_outputs(state_dict, source)
+    network = None if isinstance(spec, ExternalSpec) else network_class(spec.arch)
+    num_in_tensors = spec.num_classes if network is None else count_outputs(state_dict, network, source)
     if num_in_tensors != spec.num_classes:
         raise WeightsError(
             f"{source}: network.num_classes = {spec.num_classes}, but the classifier has "
