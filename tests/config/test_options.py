@@ -11,16 +11,16 @@ from zoo.config.architectures import ARCHITECTURES, Architecture
 from zoo.config.describe import describe_options
 from zoo.config.network import NetworkSpec
 from zoo.models.base import Network
-from zoo.models.family import FAMILIES
+from zoo.models.family import network_class
 
 # What `build_network` passes to every family, and the option that it passes to `Network.set_drop_path_rate`.
 COMMON = {"memory", "features_only"}
 SET_AFTERWARDS = {"drop_path_rate"}
 
 
-def keyword_arguments(family: str) -> Iterator[str]:
-    """Yield the keyword arguments of a family's class, also those that it passes on to its base class."""
-    network = FAMILIES[family]
+def keyword_arguments(name: str) -> Iterator[str]:
+    """Yield the keyword arguments of an architecture's class, also those that it passes on to its base class."""
+    network = network_class(name)
     builds_itself = network.build.__func__ is not Network.build.__func__  # type: ignore[attr-defined]
     callables = [network.build] if builds_itself else [base.__init__ for base in network.__mro__]
     for function in callables:
@@ -33,13 +33,13 @@ def keyword_arguments(family: str) -> Iterator[str]:
 def _body_arguments(arch: Architecture) -> set[str]:
     if arch.family == "pyramid":
         body = ARCHITECTURES[arch.structure["body"]]
-        return {*keyword_arguments(body.family)} - body.structure.keys()
+        return {*keyword_arguments(body.name)} - body.structure.keys()
     return {"input_3x3"} & set(arch.options.model_fields) if arch.family == "deeplab" else set()
 
 
 @pytest.mark.parametrize("arch", ARCHITECTURES.values(), ids=ARCHITECTURES)
 def test_options_of_network_are_arguments_of_its_class(arch: Architecture) -> None:
-    arguments = {*keyword_arguments(arch.family), *_body_arguments(arch)}
+    arguments = {*keyword_arguments(arch.name), *_body_arguments(arch)}
     assert set(arch.options.model_fields) - SET_AFTERWARDS == arguments - arch.structure.keys() - COMMON
 
 

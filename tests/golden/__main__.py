@@ -9,7 +9,7 @@ from tests import stubs
 from tests.cli import test_options
 from tests.config import test_parse
 from tests.generated import print_changes, write_changed
-from tests.models import test_held_bytes, test_networks
+from tests.models import test_held_bytes, test_index
 from tests.pages.numbers import unbacked_figures
 from tests.pages.provenance import find_faults, generated_from, generated_from_reports
 from tests.pages.tables import PAGES, RESULTS, ROOT, rewrite
@@ -29,7 +29,7 @@ def pages() -> dict[Path, str]:
 
 
 changed: list[Path] = []
-for module in (stubs, test_options, test_parse, test_networks, test_held_bytes):
+for module in (test_index, stubs, test_options, test_parse, test_held_bytes):
     changed += write_changed(module.generated())
 for texts in (results, pages):
     changed += write_changed(texts())

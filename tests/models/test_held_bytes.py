@@ -14,7 +14,8 @@ import torch
 
 import zoo
 from tests.held import held_bytes
-from zoo.config.architectures import ARCHITECTURES, REVERSIBLE_TWINS
+from zoo.config.architectures import ARCHITECTURES
+from zoo.models.revnet import REVERSIBLE_TWINS
 
 pytestmark = pytest.mark.slow  # measures 40 networks
 

@@ -1,16 +1,12 @@
 """The networks: published keys, shapes and parameter counts, features, options, and agreement with torchvision.
 
 Networks without published weights keep the keys of this package's first release that had them, so that checkpoints stay
-loadable; ``python -m tests.golden`` adds the keys of new networks to the golden file.
+loadable; ``python -m tests.golden`` adds their sizes to the index.
 """
 
 from __future__ import annotations
 
 import copy
-import functools
-import hashlib
-import json
-from pathlib import Path
 
 import pytest
 import torch
@@ -20,11 +16,11 @@ from torch import nn
 
 import zoo
 from tests.formula import relative_error
-from zoo.config.architectures import ARCHITECTURES
+from zoo.config.architectures import ARCHITECTURES, network_sizes
 from zoo.layers import InPlaceABN, init_weights
+from zoo.models.sizes import measure_sizes
 
-FILE = Path(__file__).parents[2] / "zoo" / "config" / "network_sizes.json"
-GOLDEN = json.loads(FILE.read_text())
+GOLDEN = network_sizes()
 REMEDY = "python -m tests.golden adds new networks"
 
 
@@ -33,44 +29,14 @@ def build_meta(name, **kwargs):
         return zoo.get(name, **kwargs)
 
 
-@functools.cache
-def build_case(case: str) -> nn.Module:
-    """Return the network of an entry of the golden file, on the meta device; several tests look at it."""
-    name, _, stem = case.partition("+")
-    return build_meta(name, **({"input_3x3": True} if stem else {}))
-
-
-def key_hash(model: nn.Module) -> str:
-    lines = [f"{key} {tuple(value.shape)}" for key, value in model.state_dict().items()]
-    return hashlib.sha256("\n".join(lines).encode()).hexdigest()
-
-
-def facts(case: str) -> dict[str, object]:
-    """Return what the golden file says of a network with its usual number of classes."""
-    model = build_case(case)
-    parameters = sum(p.numel() for p in model.parameters())
-    return {
-        "parameters": parameters,
-        "headless": parameters - sum(p.numel() for p in model.get_classifier().parameters()),
-        "entries": len(model.state_dict()),
-        "keys_sha256": key_hash(model),
-        "norms": sum(name.endswith("running_mean") for name, _ in model.named_buffers()),
-        "stages": [list(stage.values()) for stage in model.feature_info.get_dicts()],
-    }
-
-
-def generated() -> dict[Path, str]:
-    """Return the golden file with new networks; the entries of the others stay."""
-    new = {name: facts(name) | {"frozen_from": "our first release"} for name in ARCHITECTURES if name not in GOLDEN}
-    return {FILE: json.dumps(GOLDEN | new, indent=2) + "\n"}
-
-
 @pytest.mark.parametrize("case", list(GOLDEN))
-def test_keys_shapes_and_parameter_counts_match_golden_file(case):
-    assert facts(case) == {key: value for key, value in GOLDEN[case].items() if key != "frozen_from"}, REMEDY
+def test_keys_shapes_and_parameter_counts_match_index(case):
+    name, _, stem = case.partition("+")
+    expected = {key: value for key, value in GOLDEN[case].items() if key != "frozen_from"}
+    assert measure_sizes(name, **({stem: True} if stem else {})) == expected, REMEDY
 
 
-def test_golden_file_covers_every_architecture_and_both_stems():
+def test_sizes_cover_every_architecture_and_both_stems():
     names = {case.partition("+")[0] for case in GOLDEN}
     assert names == set(ARCHITECTURES), REMEDY
     assert sum("+" in case for case in GOLDEN) == 7

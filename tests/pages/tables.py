@@ -17,12 +17,13 @@ from pathlib import Path
 from typing import Any
 
 from tests.pages.numbers import MARKERS
-from zoo.config.architectures import ARCHITECTURES, REVERSIBLE_TWINS, network_sizes
+from zoo.config.architectures import ARCHITECTURES, network_sizes
 from zoo.config.describe import SectionText, describe_options, describe_settings
 from zoo.config.experiment import Experiment
 from zoo.config.network import NetworkSpec
 from zoo.config.parse import experiments_dir, load_experiment
 from zoo.config.published import published
+from zoo.models.revnet import REVERSIBLE_TWINS
 from zoo.reproduce.scoreboard import verdict_lines
 from zoo.reproduce.scoreboard_files import read_rows, summary
 

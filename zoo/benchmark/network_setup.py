@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from zoo.benchmark.results import Case
-from zoo.config.architectures import REVERSIBLE_TWINS, architecture
+from zoo.config.architectures import architecture
 from zoo.config.network import ExternalSpec, NetworkSpec, Spec
 from zoo.config.segmentation_section import Segmentation
 from zoo.engine.precision import DTYPES, at_least_float32, autocast
@@ -26,6 +26,7 @@ from zoo.memory.timing import TimedStep, training_step
 from zoo.models import build_network
 from zoo.models.build import initialize
 from zoo.models.external import build_external, image_shape, iter_tensors
+from zoo.models.revnet import REVERSIBLE_TWINS
 from zoo.remat.lean import lean
 from zoo.tasks.segmentation import MapLogits, bootstrapped_loss
 from zoo.torch_internals.compiler import recompile_limit

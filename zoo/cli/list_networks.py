@@ -89,16 +89,23 @@ def describe(name: str) -> dict[str, Any]:
 
 
 def sizes_of(name: str) -> dict[str, Any]:
-    """Return the entry of `network_sizes` for an architecture or a published name; ConfigError for another name."""
+    """Return the sizes of an architecture or a published network; ConfigError for another name.
+
+    They come from the index. A network whose family a user has imported is measured.
+    """
     from zoo.config.architectures import architecture, network_sizes
     from zoo.config.published import published
 
     about = published().get(name)
-    if about is None:
-        architecture(name)
+    if about is not None:
+        settings = about.experiment.network
+        return network_sizes()[settings.arch + "+input_3x3" * ("input_3x3" in settings.options)]
+    architecture(name)
+    if name in network_sizes():
         return network_sizes()[name]
-    settings = about.experiment.network
-    return network_sizes()[settings.arch + "+input_3x3" * ("input_3x3" in settings.options)]
+    from zoo.models.sizes import measure_sizes
+
+    return measure_sizes(name)
 
 
 def _score_cell(score: dict[str, float] | None) -> str:

@@ -1,7 +1,7 @@
 """The published weights: experiments that say where the weights are.
 
-checksums.md5 has the digests of the original project's files. Other files have a SHA-256 in their experiment. Nothing
-here imports torch.
+The index of networks has their names, checksums.md5 the digests of the original project's files. Other files have a
+SHA-256 in their experiment. Nothing here imports torch.
 
 Tested by tests/test_experiments.py.
 """
@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import NamedTuple
 
+from zoo.config.architectures import read_index
 from zoo.config.experiment import Expected, Experiment, PublishedWeights
 from zoo.config.parse import experiments_dir, find_experiment, load_experiment
 from zoo.config.record import NetworkRecord
@@ -69,9 +70,7 @@ def published() -> dict[str, Published]:
     """Return the published weights by name: in the order of checksums.md5, and then those with a SHA-256, sorted."""
     lines = (experiments_dir().parent / "checksums.md5").read_text(encoding="ascii").splitlines()
     md5s = {name.removesuffix(WEIGHTS_SUFFIX): md5 for md5, name in map(str.split, lines)}
-    # The text is searched first, because parsing all experiments takes long.
-    others = [file.stem for file in sorted(experiments_dir().glob("*.json")) if '"sha256"' in file.read_text("utf-8")]
-    return {name: _published(name, md5s.get(name)) for name in (*md5s, *others)}
+    return {name: _published(name, md5s.get(name)) for name in read_index()["published"]}
 
 
 def entry_of(name: str) -> Published:

@@ -15,22 +15,6 @@ from zoo.config.architectures import LEAN, Architecture, architecture
 from zoo.config.network import ExternalSpec, NetworkSpec, Spec
 from zoo.errors import ConfigError
 from zoo.layers.norm import InPlaceABN, NormFactory, norm_act
-from zoo.models import (  # noqa: F401  # register their families
-    deeplab,
-    densenet,
-    irevnet,
-    preact,
-    pyramid,
-    resnet,
-    resnext,
-    revbifpn,
-    revcol,
-    revnet,
-    revnext,
-    revnext_baselines,
-    revvit,
-    wider_resnet,
-)
 from zoo.models.base import Network
 from zoo.models.external import build_external
 from zoo.models.family import build_architecture

@@ -3,23 +3,70 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Annotated, Any, Literal
 
+from pydantic import Field
 from torch import nn
 
-from zoo.config.architectures import architecture
+from zoo.config.architectures import Architecture, architecture
+from zoo.config.limits import MAX_SIDE
+from zoo.config.options import Dilation, StemOptions
+from zoo.config.schema import ShouldBe
+from zoo.config.section import Section
 from zoo.errors import ConfigError
 from zoo.layers.deeplab_head import DeeplabV3
 from zoo.layers.norm import NormFactory
 from zoo.models.base import Network
-from zoo.models.family import build_architecture, family
+from zoo.models.family import build_architecture, head
 from zoo.models.segmentation import HEAD_CHANNELS, SegmentationNetwork
 
 # Output stride of the body -> dilations of the head: the same distances in the image.
 HEAD_DILATIONS = {8: (12, 24, 36), 16: (6, 12, 18)}
+PoolingSide = Annotated[int, Field(gt=0, le=MAX_SIDE)]
 
 
-@family("deeplab")
+class DeepLabOptions(Section):
+    """Options of DeepLabV3."""
+
+    output_stride: Literal[8, 16] = 8
+    """Ratio of the resolutions of the image and of the feature map that the head reads, which sets the dilation of the
+    body."""
+    head_dilations: Annotated[list[Dilation], Field(min_length=3, max_length=3)] | None = None
+    """Dilations of the head's three 3x3 convolutions; null: 12, 24, 36 with output_stride 8, and half of these with
+    16."""
+    pooling_size: (
+        Annotated[
+            PoolingSide | Annotated[list[PoolingSide], Field(min_length=2, max_length=2)],
+            ShouldBe(f"a whole number from 1 to {MAX_SIDE}, or a list of two (rows, columns)"),
+        ]
+        | None
+    ) = None
+    """Window of the average pooling in the head's pooled branch in evaluation, in cells of the feature map: a number,
+    or rows and columns; null: the whole map. In training, the branch averages over the whole crop."""
+
+
+class DeepLabStemOptions(StemOptions, DeepLabOptions):
+    """Options of DeepLabV3 on a body with two stems."""
+
+
+def on_body(body: Architecture) -> Architecture | None:
+    """Return DeepLabV3 on ``body``, with its memory strategies and stem; None if the body cannot be dilated."""
+    if 8 not in body.dilations:
+        return None
+    return Architecture(
+        f"deeplab_{body.name}",
+        "deeplab",
+        __name__,
+        {"body": body.name},
+        DeepLabStemOptions if "input_3x3" in body.options.model_fields else DeepLabOptions,
+        body.memory,
+        dilations={},  # the option output_stride dilates the body
+        task="segmentation",
+        ignores_input_3x3=body.ignores_input_3x3,
+    )
+
+
+@head("deeplab", on_body)
 class DeepLab(SegmentationNetwork):
     """A segmentation network whose head reads the last map of its body, at 1/8 or 1/16 of the image size.
 

@@ -10,12 +10,14 @@ from collections.abc import Sequence
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from zoo.config.options import ModuleDilation, StemOptions
 from zoo.layers.checkpointing import checkpoint
 from zoo.layers.conv import build_stem, conv2d
 from zoo.layers.dense import DenseModule, NormConv
 from zoo.layers.norm import NormFactory, out_of_place
 from zoo.models.base import Network, dilation_per_module
-from zoo.models.family import family
+from zoo.models.family import CHECKPOINTED, family
+from zoo.models.resnet import DILATIONS
 from zoo.ops.abn.norm_act_conv import join
 from zoo.ops.context import is_fx_proxy
 from zoo.ops.pooling import mean_pool2d
@@ -24,7 +26,26 @@ from zoo.torch_internals.data import is_plain
 GROWTH = 32
 
 
-@family("densenet")
+class DenseNetOptions(StemOptions):
+    """Options of a DenseNet."""
+
+    dilation: ModuleDilation = 1
+    """Dilations of mod2 to mod5, which replace the pools before these modules: a number for all
+    modules, or one per module ([1, 1, 2, 4]: output stride 8); set by output_stride."""
+
+
+@family(
+    "densenet",
+    {
+        "densenet121": {"structure": (6, 12, 24, 16)},
+        "densenet169": {"structure": (6, 12, 32, 32)},
+        "densenet201": {"structure": (6, 12, 48, 32)},
+        "densenet264": {"structure": (6, 12, 64, 48)},
+    },
+    options=DenseNetOptions,
+    memory=CHECKPOINTED,
+    dilations=DILATIONS,
+)
 class DenseNet(Network):
     """Stem ``mod1``, dense modules ``mod2`` to ``mod5`` with transitions ``tra2`` to ``tra4`` between, ``bn_out``.
 

@@ -7,11 +7,15 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from typing import Annotated
 
 import torch
 import torch.nn.functional as F
+from pydantic import Field
 from torch import Tensor
 
+from zoo.config.limits import MAX_BLOCKS, MAX_CHANNELS
+from zoo.config.options import LEVELS, DropProbability, ReversibleOptions
 from zoo.layers.norm import NormFactory, out_of_place
 from zoo.layers.reversible import ReversibleSequential, ShiftBlock
 from zoo.layers.revnet_blocks import build_preact_branch
@@ -22,7 +26,19 @@ from zoo.ops.context import is_eager, is_fx_proxy
 logger = logging.getLogger("zoo")
 
 
-@family("irevnet")
+class IRevNetOptions(ReversibleOptions):
+    """Options of an i-RevNet."""
+
+    blocks: Annotated[list[Annotated[int, Field(ge=1, le=MAX_BLOCKS)]], LEVELS] = Field(default=[18, 18, 18])
+    """Numbers of blocks, one per level."""
+    width: Annotated[int, Field(ge=4, le=MAX_CHANNELS)] = 16
+    """Channels of the half that a block changes in the first level; each level has four times as many as the previous
+    one."""
+    dropout: DropProbability = 0.1
+    """Dropout probability in blocks."""
+
+
+@family("irevnet", {"irevnet_cifar": {}}, options=IRevNetOptions, input="cifar")
 class IRevNet(Network):
     """i-RevNet for CIFAR: images are padded with zero channels instead of a stem; ``bn_out`` follows the chain.
 

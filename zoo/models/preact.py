@@ -10,11 +10,12 @@ from typing import NamedTuple
 
 from torch import nn
 
+from zoo.config.options import StochasticDepth
 from zoo.layers.checkpointing import build_stage
 from zoo.layers.norm import NormFactory, out_of_place
 from zoo.layers.revnet_blocks import PreactBlock, build_preact_stem, with_paper_statistics
 from zoo.models.base import Network
-from zoo.models.family import family
+from zoo.models.family import CHECKPOINTED, family
 
 
 class ModuleShape(NamedTuple):
@@ -73,7 +74,23 @@ class PreactNetwork(Network):
         raise NotImplementedError
 
 
-@family("preact")
+@family(
+    "preact",
+    {
+        "resnet32_cifar": {"structure": (5, 5, 5), "widths": (16, 16, 32, 64), "bottleneck": False},
+        "resnet110_cifar": {"structure": (18, 18, 18), "widths": (16, 16, 32, 64), "bottleneck": False},
+        "resnet164_cifar": {"structure": (18, 18, 18), "widths": (16, 16, 32, 64), "bottleneck": True},
+    },
+    options=StochasticDepth,
+    memory=CHECKPOINTED,
+    input="cifar",
+)
+@family(
+    "preact",
+    {"resnet101_preact": {"structure": (3, 4, 23, 3), "widths": (64, 64, 128, 256, 512), "bottleneck": True}},
+    options=StochasticDepth,
+    memory=CHECKPOINTED,
+)
 class PreactResNet(PreactNetwork):
     """Pre-activation ResNet, with modules of `PreactBlock`s.
 

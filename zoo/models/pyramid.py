@@ -6,22 +6,38 @@ Tested by tests/models/test_pyramid.py.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from zoo.config.architectures import Architecture
 from zoo.config.network import Spec
 from zoo.errors import ConfigError
 from zoo.layers.conv import conv2d
 from zoo.layers.init import init_weights
 from zoo.layers.norm import ABN, NormFactory
 from zoo.models.base import Network
-from zoo.models.family import build_architecture, family
+from zoo.models.family import build_architecture, head
 from zoo.models.segmentation import HEAD_CHANNELS, SegmentationNetwork
 
 
-@family("pyramid")
+def on_body(body: Architecture) -> Architecture | None:
+    """Return the network with this head on ``body``; None unless it is a RevBiFPN, whose features are a pyramid."""
+    if body.family != "revbifpn":
+        return None
+    return replace(
+        body,
+        name=f"pyramid_{body.name}",
+        family="pyramid",
+        module=__name__,
+        structure={"body": body.name},
+        task="segmentation",
+    )
+
+
+@head("pyramid", on_body)
 class Pyramid(SegmentationNetwork):
     """A segmentation network whose head reads all maps of its body, and returns a map of the finest resolution.
 

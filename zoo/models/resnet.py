@@ -9,16 +9,41 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from zoo.config.options import ModuleDilation, StochasticDepth
 from zoo.layers.checkpointing import build_stage
 from zoo.layers.conv import conv2d, drop_path, max_pool
 from zoo.layers.norm import InPlaceABN, InPlaceABNSync, NormFactory, activate_
 from zoo.models.base import Network, dilation_per_module
-from zoo.models.family import family
+from zoo.models.family import CHECKPOINTED, family
 from zoo.ops.context import is_fx_proxy
 from zoo.torch_internals.data import is_plain
 
+# The dilations of mod2 to mod5 for strides 32, 16 and 8 of the last feature map.
+DILATIONS = {32: 1, 16: [1, 1, 1, 2], 8: [1, 1, 2, 4]}
 
-@family("resnet")
+
+class ResNetOptions(StochasticDepth):
+    """Options of a ResNet."""
+
+    dilation: ModuleDilation = 1
+    """Dilations of mod2 to mod5, which replace strides: a number for all modules, or one per module ([1, 1, 2, 4]:
+    output stride 8); set by output_stride."""
+
+
+@family(
+    "resnet",
+    {
+        "resnet18": {"structure": (2, 2, 2, 2), "bottleneck": False},
+        "resnet34": {"structure": (3, 4, 6, 3), "bottleneck": False},
+        "resnet50": {"structure": (3, 4, 6, 3), "bottleneck": True},
+        "resnet101": {"structure": (3, 4, 23, 3), "bottleneck": True},
+        "resnet152": {"structure": (3, 8, 36, 3), "bottleneck": True},
+    },
+    options=ResNetOptions,
+    memory=CHECKPOINTED,
+    dilations=DILATIONS,
+    ignores_input_3x3=True,
+)
 class ResNet(Network):
     """Stem ``mod1`` and four modules of post-activation residual blocks, ``mod2`` to ``mod5``.
 

@@ -6,18 +6,52 @@ Tested by tests/models/test_networks.py.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Annotated
 
+from pydantic import Field
+
+from zoo.config.limits import MAX_BLOCKS, MAX_DILATION
+from zoo.config.options import FOUR_MODULES, Dilation, StemOptions
+from zoo.config.schema import ShouldBe
 from zoo.layers.checkpointing import build_stage
 from zoo.layers.conv import build_stem
 from zoo.layers.norm import NormFactory, out_of_place
 from zoo.layers.residual import IdentityResidualBlock
 from zoo.models.base import Network, dilation_per_module
-from zoo.models.family import family
+from zoo.models.family import CHECKPOINTED, family
+from zoo.models.resnet import DILATIONS, ResNetOptions
 
 GROUPS = 64
+BlockDilation = Annotated[
+    Dilation
+    | Annotated[list[Dilation | Annotated[list[Dilation], Field(min_length=1, max_length=MAX_BLOCKS)]], FOUR_MODULES],
+    ShouldBe(
+        f"a whole number from 1 to {MAX_DILATION}, or a list of four (mod2 to mod5), each a number or a list with a "
+        "number per block"
+    ),
+]
 
 
-@family("resnext")
+class ResNeXtOptions(StemOptions, ResNetOptions):
+    """Options of a ResNeXt."""
+
+    dilation: BlockDilation = 1  # type: ignore[assignment]
+    """Dilations of mod2 to mod5, which replace strides: a number for all modules, or one per module ([1, 1, 2, 4]:
+    output stride 8); set by output_stride. An entry may be a list with a number per block, which removes the module's
+    stride even if all its numbers are 1."""
+
+
+@family(
+    "resnext",
+    {
+        "resnext50": {"structure": (3, 4, 6, 3)},
+        "resnext101": {"structure": (3, 4, 23, 3)},
+        "resnext152": {"structure": (3, 8, 36, 3)},
+    },
+    options=ResNeXtOptions,
+    memory=CHECKPOINTED,
+    dilations=DILATIONS,
+)
 class ResNeXt(Network):
     """Stem ``mod1``, four modules of pre-activation bottlenecks ``mod2`` to ``mod5``, last norm ``bn_out``.
 

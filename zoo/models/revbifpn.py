@@ -8,13 +8,15 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 import torch.nn.functional as F
+from pydantic import Field
 from torch import Tensor, nn
 
 from zoo.config.network import Spec
+from zoo.config.options import ReversibleOptions, StochasticDepth
 from zoo.errors import ConfigError
 from zoo.layers.checkpointing import checkpoint
 from zoo.layers.conv import GlobalAvgPool2d, conv2d, drop_path, uninitialized
@@ -38,9 +40,40 @@ HEAD_KERNEL = 5
 HEAD_EXPANSIONS = (1, 2, 2, 2)
 HEAD_SQUEEZES = (0.25, 0.25, 0.125, 0.125)
 BLOCK_LAYERS = 2  # before a silo
+# Channels of the streams and of the neck's outputs, channels of the last map, and stages after the first three.
+SIZES = [
+    ((48, 64, 80, 160), (48, 64, 128, 320), 1280, 2),
+    ((64, 80, 96, 208), (64, 80, 160, 416), 1696, 2),
+    ((96, 128, 160, 320), (96, 128, 256, 640), 2560, 2),
+    ((128, 160, 208, 416), (128, 160, 336, 848), 3408, 3),
+    ((192, 256, 320, 640), (192, 256, 512, 1280), 5120, 4),
+    ((256, 336, 416, 848), (256, 336, 672, 1696), 6816, 4),
+    ((320, 416, 528, 1056), (320, 416, 848, 2128), 8528, 5),
+]
 
 
-@family("revbifpn")
+class RevBiFPNOptions(StochasticDepth, ReversibleOptions):
+    """Options of a RevBiFPN."""
+
+    norm_momentum: Annotated[float, Field(gt=0, le=1)] = 0.1
+    """Weight of a batch in the running statistics of norms. 0.19 follows the authors' training, which updates them
+    twice per batch with 0.1."""
+
+
+@family(
+    "revbifpn",
+    {
+        f"revbifpn_s{size}": {
+            "channels": channels,
+            "head_channels": head_channels,
+            "features": features,
+            "extra_stages": extra_stages,
+        }
+        for size, (channels, head_channels, features, extra_stages) in enumerate(SIZES)
+    },
+    options=RevBiFPNOptions,
+    has_own_layers=True,
+)
 class RevBiFPN(Network):
     """Streams at 1/4, 1/8, 1/16 and 1/32 of the image, with additions within streams and between them.
 

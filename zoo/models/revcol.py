@@ -13,13 +13,14 @@ import torch
 from torch import Tensor, nn
 
 from zoo.config.network import Spec
+from zoo.config.options import StochasticDepth
 from zoo.errors import ConfigError
 from zoo.layers.checkpointing import checkpoint
 from zoo.layers.conv import GlobalAvgPool2d, drop_path, uninitialized
 from zoo.layers.norm import NormFactory
 from zoo.layers.reversible import LinkedModule, replaced, subtract_branch
 from zoo.models.base import Network, check_sides
-from zoo.models.family import family
+from zoo.models.family import CHECKPOINTED, family
 from zoo.models.revvit import MapNorm
 from zoo.ops.chain import ErrorCallback, Gradients, Tensors, run_chain
 from zoo.ops.context import is_fx_proxy
@@ -33,7 +34,19 @@ SUPERVISED, LAST_SUPERVISED = ("cls_blocks.", "decoder_blocks."), "cls_blocks.3.
 CHAIN_COLUMNS = 4  # of one chain: rounding errors about double with each column
 
 
-@family("revcol")
+@family(
+    "revcol",
+    {
+        "revcol_tiny": {"structure": (2, 2, 4, 2), "channels": (64, 128, 256, 512), "columns": 4},
+        "revcol_small": {"structure": (2, 2, 4, 2), "channels": (64, 128, 256, 512), "columns": 8},
+        "revcol_base": {"structure": (1, 1, 3, 2), "channels": (72, 144, 288, 576), "columns": 16},
+        "revcol_large": {"structure": (1, 2, 6, 2), "channels": (128, 256, 512, 1024), "columns": 8},
+    },
+    options=StochasticDepth,
+    memory=CHECKPOINTED,
+    made_lean="plain",  # reconstruction would not be exact
+    has_own_layers=True,
+)
 class RevCol(Network):
     """Columns with levels at 1/4, 1/8, 1/16 and 1/32 of the image; each level updates a map of the column before.
 

@@ -6,6 +6,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from zoo.config.options import ReversibleOptions
 from zoo.layers.checkpointing import checkpoint
 from zoo.layers.norm import NormFactory
 from zoo.layers.reversible import ReversibleBlock, ReversibleSequential
@@ -14,8 +15,35 @@ from zoo.models.family import family
 from zoo.models.preact import ModuleShape, PreactNetwork
 from zoo.ops.context import is_fx_proxy
 
+WIDTHS = (128, 128, 256, 512, 832)
+# ResNet -> its RevNet counterpart in Gomez et al. 2017, Table 2.
+REVERSIBLE_TWINS = {
+    "resnet32_cifar": "revnet38_cifar",
+    "resnet110_cifar": "revnet110_cifar",
+    "resnet164_cifar": "revnet164_cifar",
+    "resnet101_preact": "revnet104",
+}
 
-@family("revnet")
+
+@family(
+    "revnet",
+    {
+        "revnet38_cifar": {"structure": (3, 3, 3), "widths": (32, 32, 64, 112), "bottleneck": False},
+        "revnet110_cifar": {"structure": (9, 9, 9), "widths": (32, 32, 64, 128), "bottleneck": False},
+        "revnet164_cifar": {"structure": (9, 9, 9), "widths": (32, 32, 64, 128), "bottleneck": True},
+    },
+    options=ReversibleOptions,
+    input="cifar",
+)
+@family(
+    "revnet",
+    {
+        "revnet56": {"structure": (2, 2, 3, 2), "widths": WIDTHS, "bottleneck": True},
+        # 45,428,072 parameters; 45.2 M in the paper
+        "revnet104": {"structure": (2, 2, 11, 2), "widths": WIDTHS, "bottleneck": True},
+    },
+    options=ReversibleOptions,
+)
 class RevNet(PreactNetwork):
     """RevNet, with modules of reversible blocks; ``widths`` are even.
 

@@ -7,10 +7,14 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Annotated, Any, Literal
 
+from pydantic import Field
 from torch import Tensor, nn
 
+from zoo.config.limits import MAX_BLOCKS, MAX_CHANNELS, MAX_LEVELS
+from zoo.config.options import Depths
+from zoo.config.section import Section
 from zoo.errors import ConfigError
 from zoo.layers.conv import uninitialized
 from zoo.layers.invertible import (
@@ -31,6 +35,36 @@ from zoo.models.family import family
 from zoo.ops.chain import ErrorCallback, run_chain
 
 POOLS: dict[str, type[Invertible]] = {"channel": ChannelPool, "batch": BatchPool}
+Pools = Annotated[list[Literal["channel", "batch"]], Field(min_length=1, max_length=MAX_LEVELS - 1)]
+EvenChannels = Annotated[int, Field(ge=2, le=MAX_CHANNELS, multiple_of=2)]
+
+
+class InvertibleOptions(Section):
+    """Options of both RevNeXts."""
+
+    pools: Pools = Field(default=["channel", "channel"])
+    """Kinds of the pools between the levels: channel moves the pixels of a window to channels, batch to the batch
+    dimension."""
+    channels: EvenChannels = 32
+    """Channels of the stem, an even number."""
+    eps_i: Annotated[float, Field(ge=0, le=1)] = 1e-4
+    """Added to the absolute scales of invertible norms, so that all of them can be inverted."""
+
+
+class RevNeXtOptions(InvertibleOptions):
+    """Options of a RevNeXt, the hybrid form."""
+
+    blocks: Depths = Field(default=[1, 2])
+    """Numbers of blocks, one per pool, for the level after it."""
+    units: Annotated[int, Field(ge=1, le=MAX_BLOCKS)] = 2
+    """Number of units of convolution, norm and leaky ReLU in a branch."""
+
+
+class FlatRevNeXtOptions(InvertibleOptions):
+    """Options of a RevNeXt, the layer-wise form."""
+
+    layers: Depths = Field(default=[1, 1, 1])
+    """Numbers of invertible layers, one per level; the stem is the first layer of the first level."""
 
 
 class ScaledLinear(nn.Linear):
@@ -123,7 +157,7 @@ class InvertibleNetwork(LargestValueNetwork):
             raise error.within(self) from None
 
 
-@family("revnext_flat")
+@family("revnext_flat", {"revnext_flat": {}}, options=FlatRevNeXtOptions, input="cifar")
 class FlatRevNeXt(InvertibleNetwork):
     """The layer-wise form: units of invertible convolution, norm and leaky ReLU, without reversible blocks.
 
@@ -157,7 +191,7 @@ class FlatRevNeXt(InvertibleNetwork):
         super().__init__(classes, layers, pools, channels, build_level, features_only, memory)
 
 
-@family("revnext")
+@family("revnext", {"revnext": {}}, options=RevNeXtOptions, input="cifar")
 class RevNeXt(InvertibleNetwork):
     """The hybrid form: reversible blocks whose branches are units of invertible convolution, norm and leaky ReLU.
 

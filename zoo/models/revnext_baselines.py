@@ -14,6 +14,7 @@ from collections.abc import Sequence
 
 from torch import Tensor, nn
 
+from zoo.config.options import ReversibleOptions
 from zoo.layers.conv import MaxPool2d, conv2d
 from zoo.layers.norm import NormFactory
 from zoo.layers.reversible import PairPool, ReversibleBlock, ReversibleSequential
@@ -23,7 +24,17 @@ from zoo.models.resnet import ResidualBlock
 from zoo.models.revnext import LargestValueNetwork
 
 
-@family("revnext_baseline")
+@family(
+    "revnext_baseline",
+    {"revnext_resnet18": {"reversible": False, "blocks": (2, 2, 2, 2), "channels": 32, "grid_bits": None}},
+    input="cifar",
+)
+@family(
+    "revnext_baseline",
+    {"revnext_revnet": {"reversible": True, "blocks": (4, 4, 4, 4), "channels": 32}},
+    options=ReversibleOptions,
+    input="cifar",
+)
 class RevNeXtBaseline(LargestValueNetwork):
     """ResNet-18 or RevNet of the paper: ``stem``, ``level0``, then levels of a `WideningPool` and blocks.
 
@@ -85,7 +96,12 @@ class WideningPool(nn.Module):
         return add_zero_channels(self.pool(x), self.channels)
 
 
-@family("irevnet_two_branch")
+@family(
+    "irevnet_two_branch",
+    {"irevnet_revnext": {"blocks": (2, 2, 2, 1), "channels": 32}},
+    options=ReversibleOptions,
+    input="cifar",
+)
 class TwoBranchIRevNet(LargestValueNetwork):
     """i-RevNet of the paper: ``stem``, then one ``chain`` of reversible blocks and channel pools.
 

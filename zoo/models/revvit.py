@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from zoo.config.network import Spec
+from zoo.config.options import ReversibleOptions, StochasticDepth
 from zoo.errors import ConfigError
 from zoo.layers.conv import drop_path, uninitialized
 from zoo.layers.norm import NormFactory
@@ -27,7 +28,19 @@ INIT_STD = INIT_BIAS = 0.02
 MLP_RATIO = 4
 
 
-@family("revvit")
+class RevViTOptions(StochasticDepth, ReversibleOptions):
+    """Options of a reversible vision transformer."""
+
+
+@family(
+    "revvit",
+    {
+        "revvit_s": {"structure": (12,), "width": 384, "heads": 6, "patch": 16, "image_size": 224},
+        "revvit_b": {"structure": (12,), "width": 768, "heads": 12, "patch": 16, "image_size": 224},
+    },
+    options=RevViTOptions,
+    has_own_layers=True,
+)
 class RevViT(Network):
     """Vision transformer of two streams: y1 = x1 + F(x2), y2 = x2 + G(y1), with attention F and MLP G.
 

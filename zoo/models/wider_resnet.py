@@ -7,23 +7,42 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Sequence
-from typing import Any
+from typing import Annotated, Any
 
 from torch import nn
 
+from zoo.config.options import Dilation, Dilations, StochasticDepth
+from zoo.config.schema import ShouldBe
 from zoo.layers.checkpointing import build_stage
 from zoo.layers.conv import conv2d, max_pool
 from zoo.layers.norm import NormFactory, out_of_place
 from zoo.layers.residual import IdentityResidualBlock
 from zoo.models.base import Network
-from zoo.models.family import family
+from zoo.models.family import CHECKPOINTED, family
 
 # The channels of a block's convolutions in mod2 to mod7.
 CHANNELS = ((128, 128), (256, 256), (512, 512), (512, 1024), (512, 1024, 2048), (1024, 2048, 4096))
 ONES = (1, 1, 1, 1, 1, 1)
+STRUCTURES = {"16": (1, 1, 1, 1, 1, 1), "20": (1, 1, 1, 3, 1, 1), "38": (3, 3, 6, 3, 1, 1)}
 
 
-@family("wider_resnet")
+class WiderResNetA2Options(StochasticDepth):
+    """Options of the A2 variant of a WiderResNet."""
+
+    dilation: Annotated[
+        bool | Dilation | Dilations, ShouldBe("true, false, or the list [1, 1, 2, 2] for output stride 16")
+    ] = False
+    """Whether dilations of mod5 to mod7 replace strides, for output stride 8; [1, 1, 2, 2] (mod4 to mod7): output
+    stride 16; set by output_stride."""
+
+
+@family(
+    "wider_resnet",
+    {f"wider_resnet{depth}": {"structure": structure} for depth, structure in STRUCTURES.items()},
+    options=StochasticDepth,
+    memory=CHECKPOINTED,
+    ignores_input_3x3=True,
+)
 class WiderResNet(Network):
     """``mod1`` (one 3x3 convolution), six modules ``mod2`` to ``mod7`` with pools between them, and ``bn_out``.
 
@@ -72,7 +91,14 @@ class WiderResNet(Network):
         self._add_classifier(classes)
 
 
-@family("wider_resnet_a2")
+@family(
+    "wider_resnet_a2",
+    {f"wider_resnet{depth}_a2": {"structure": structure} for depth, structure in STRUCTURES.items()},
+    options=WiderResNetA2Options,
+    memory=CHECKPOINTED,
+    dilations={32: False, 16: [1, 1, 2, 2], 8: True},
+    ignores_input_3x3=True,
+)
 class WiderResNetA2(WiderResNet):
     """WiderResNet with two pools, strides in mod4 to mod6 and channel dropout in mod6 (0.3) and mod7 (0.5).
 

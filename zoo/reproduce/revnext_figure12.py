@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from zoo.benchmark.plot_style import Line, Panel
-from zoo.config.options import RevNeXtOptions
+from zoo.models.revnext import RevNeXtOptions
 from zoo.reproduce.comparison import Comparison, ReportSection
 from zoo.reproduce.error_rates import compare_runs
 from zoo.reproduce.measurements import measures

@@ -193,5 +193,5 @@ def has_same_tensors(first: str, second: str) -> bool:
 
     A WiderResNet and its A2 variant differ only in pooling and dropout, which have no tensors.
     """
-    sizes = network_sizes()
-    return first == second or sizes[first]["keys_sha256"] == sizes[second]["keys_sha256"]
+    hashes = [network_sizes().get(name, {}).get("keys_sha256", name) for name in (first, second)]
+    return hashes[0] == hashes[1]
