@@ -75,6 +75,23 @@ def test_package_and_its_help_import_neither_torch_nor_pydantic() -> None:
     assert not modules & {"torch", "numpy", "pydantic", "requests"}
 
 
+LOOKS_UP = """
+from zoo.cli import main
+assert main(["list"]) == main(["show", "deeplab_resnext50"]) == main(["show", "imagenet_revcol_tiny"]) == 0
+from zoo.config.parse import parse_experiment
+try:
+    parse_experiment({"network": {"arch": "revbifpn_s0", "options": {"norm_momentum": 2}}}, "test")
+except ValueError as error:
+    assert "norm_momentum = 2: should be less than or equal to 1" in str(error)
+else:
+    raise AssertionError
+"""
+
+
+def test_networks_are_listed_shown_and_checked_without_torch() -> None:
+    assert "torch" not in modules_after(LOOKS_UP)
+
+
 def test_lean_training_imports_torch_and_nothing_else() -> None:
     """zoo.lean is for anybody's training script, which may lack whatever else the package depends on."""
     code = "import torch, sys; of_torch = set(sys.modules)\nimport zoo; zoo.remat.Rematerializer(); zoo.lean\n"

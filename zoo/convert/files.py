@@ -28,7 +28,7 @@ from zoo.weights.stored import check_fits_spec
 
 def _export(state_dict: Mapping[str, Tensor], spec: Spec) -> tuple[dict[str, Tensor], Spec, ConversionReport]:
     is_external = isinstance(spec, ExternalSpec)
-    weights = state_dict if is_external else network_class(spec.arch).published_keys(state_dict)
+    weights = state_dict if is_external else network_class(spec.arch).rename_keys(state_dict)
     return dict(weights), spec, ConversionReport("export", spec.arch, (), True, "the weights are unchanged")
 
 

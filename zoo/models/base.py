@@ -231,7 +231,7 @@ class Network(nn.Module):
         return network
 
     @classmethod
-    def published_keys(cls, state_dict: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+    def rename_keys(cls, state_dict: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
         """Return a state dict of this family, from any of its authors' files, with the keys of this class."""
         return state_dict
 

@@ -109,7 +109,7 @@ class RevCol(Network):
             self.global_pool = GlobalAvgPool2d()
 
     @classmethod
-    def published_keys(cls, state_dict: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+    def rename_keys(cls, state_dict: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
         """Return a state dict with the last classifier as ``cls``, if it was trained with intermediate supervision."""
         if not any(key.startswith(LAST_SUPERVISED) for key in state_dict):
             return state_dict

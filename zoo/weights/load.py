@@ -104,7 +104,7 @@ def count_outputs(state_dict: Mapping[str, Tensor], network: type[Network], sour
 
     Raises WeightsError, naming ``source``, for a weight without dimensions.
     """
-    return num_rows(network.published_keys(state_dict), f"{network.linear_name}.weight", source)
+    return num_rows(network.rename_keys(state_dict), f"{network.linear_name}.weight", source)
 
 
 def num_rows(state_dict: Mapping[str, Tensor], key: str, source: str) -> int:
@@ -124,7 +124,7 @@ def _family_of(model: nn.Module) -> type[Network]:
 def _checked(model: nn.Module, state_dict: Mapping[str, Tensor], source: str) -> Mapping[str, Tensor]:
     """Return the state dict of a file with the keys of the model's class; WeightsError for odd tensors."""
     _refuse_odd_tensors(state_dict, source)
-    return _family_of(model).published_keys(state_dict)
+    return _family_of(model).rename_keys(state_dict)
 
 
 def _matched(
