@@ -129,7 +129,7 @@ class Planner:
         self.plain_bytes = sum(blocks[each].size for each in self.needed)
         self.forward_cost = sum(each.cost for each in graph.operations)
         self.sizes = [each.size for each in blocks]
-        # block -> those from which it is recomputed
+        # block -> the blocks from which it is recomputed
         self.sources = [() if each.operation is None else graph.operations[each.operation].sources for each in blocks]
         self.relevant = self._find_relevant()
 
@@ -436,7 +436,8 @@ class _Backward:
             before = during = after = saved + recomputed
             if not at_hand[target]:
                 run = self._runs[time] if limit == math.inf else self._run(target, at_hand)
-                cost += sum([costs[each] for each in {blocks[block].operation for block in run}])
+                repeated = {blocks[block].operation for block in run}
+                cost += sum([costs[each] for each in repeated if each is not None])
                 if cost > max_cost:
                     return None
                 stays = {block for block in run if self._uses[block][-1] > time}
@@ -535,7 +536,7 @@ class _Backward:
 class _Need:
     """The bytes that the recomputation of a run of blocks takes.
 
-    ``most`` are the bytes at most, and ``remaining`` those of the last block and of the blocks that stay.
+    ``most`` are the bytes at most, and ``remaining`` the bytes of the last block and of the blocks that stay.
     """
 
     def __init__(self, backward: _Backward, run: Sequence[int], stays: set[int]) -> None:
