@@ -27,7 +27,7 @@ from tests.remat.programs import NETWORKS, are_equal, build, images, network, st
 from tests.step import step
 from zoo.errors import ConfigError
 from zoo.memory.allocations import measure_memory
-from zoo.remat import inductor_options
+from zoo.remat import inductor_options, limit
 from zoo.remat.lean import lean
 from zoo.remat.limit import MARGIN, BelowFloor, Measurement, Profile, log_of, optimizer_states
 from zoo.remat.plan import Plan
@@ -284,6 +284,32 @@ def test_limit_is_met_by_several_sizes_in_turn() -> None:
     peaks = train(lean(products(), limit), batches, settled=12)
     assert max(peaks[2 * 3 :]) <= limit
     assert max(peaks[-3:]) >= 0.85 * limit
+
+
+def num_followed_of(model: nn.Module, sizes: Iterable[int]) -> list[int]:
+    """Train with inputs of these sizes, and return how many passes of each remembered kind followed a plan."""
+    for rows in sizes:
+        model(tokens(rows)).sum().backward()
+        model.zero_grad()
+    return [kind.num_followed for kind in vars(model)["_zoo_lean"].limiter._kinds.values()]
+
+
+@pytest.mark.filterwarnings("ignore::zoo.remat.limit.BelowFloor")
+@pytest.mark.parametrize("budget", [None, 0.5])
+@pytest.mark.parametrize(
+    ("sizes", "expected"),
+    [
+        ([100, 200, 300, 400, 500, 600] * 3, [0, 2, 2, 2]),
+        ([100, 200, 300, 100, 200, 300, *range(400, 420), 100], [0, 1, 1, 2]),
+        ([100, 200, 300, 400] * 2 + [500, 500, 500, 600, 600], [1, 1, 1, 2]),
+    ],
+    ids=["many in turn", "each once", "new ones"],
+)
+def test_plans_of_frequent_sizes_are_remembered(
+    sizes: list[int], expected: list[int], budget: float | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limit, "MAX_KINDS", 4)
+    assert sorted(num_followed_of(lean(products(64 * 2), budget), sizes)) == expected
 
 
 def test_limit_is_met_by_several_networks_in_turn() -> None:

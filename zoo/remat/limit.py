@@ -227,11 +227,20 @@ class Limiter:
             kind = self._kinds.setdefault(key, Kind())
             self._kinds.move_to_end(key)
             if len(self._kinds) > MAX_KINDS:
-                self._kinds.popitem(last=False)
+                del self._kinds[self._least_useful()]
             observer = self._observer(kind, is_permanent, existing)
             if observer is not None:
                 self._in_flight.add(observer)
             return observer
+
+    def _least_useful(self) -> Hashable:
+        """Return the kind to forget: the latest before this one that no pass has followed, or the oldest.
+
+        Inputs of ever-changing shapes then leave the plans of others alone, and many kinds in turn keep most of them.
+        """
+        *others, _ = self._kinds
+        unused = [key for key in others if self._kinds[key].num_followed + self._kinds[key].num_plain == 0]
+        return unused[-1] if unused else others[0]
 
     def _observer(
         self, kind: Kind, is_permanent: Callable[[Tensor], bool], existing: Callable[[], int]

@@ -57,8 +57,9 @@ class TrackedTensor:
     """
 
     __slots__ = (
-        "__weakref__", "_saved", "chain_bytes", "clock", "dtype", "index", "is_copied", "live", "memory", "number", "order",
-        "readers", "recipe", "recipes", "starts", "store", "stride", "through", "version", "waiting", "waiting_recipes",
+        "__weakref__", "_saved", "chain_bytes", "clock", "dtype", "index", "is_copied", "live", "memory", "number",
+        "order", "readers", "recipe", "recipes", "starts", "store", "stride", "through", "version", "waiting",
+        "waiting_recipes",
     )  # fmt: skip
 
     def __init__(
