@@ -1,7 +1,4 @@
-"""What a name stands for: `open_network` finds its network, its weights and its experiment. Imports no torch by itself.
-
-Tested by tests/registry/test_get.py.
-"""
+"""What a name stands for: `open_network` finds its network, weights and experiment. Imports no torch by itself."""
 
 from __future__ import annotations
 
