@@ -21,6 +21,7 @@ from tests.data.sample_images import make_folder
 from tests.pages import tables
 from tests.test_architecture import ROOMS
 from zoo.cli import build_parser, main
+from zoo.cli.lean import split_arguments
 from zoo.config.describe import leaves
 from zoo.config.parse import experiments_dir, load_experiment, parse_experiment
 from zoo.config.published import published
@@ -158,7 +159,8 @@ def test_commands_in_blocks_are_understood() -> None:
     commands = [re.sub(r"^(zoo|.* -m zoo) ", "", line) for line in lines if re.match(r"(zoo|.* -m zoo) ", line)]
     assert len(commands) > 20
     for command in commands:
-        build_parser().parse_args(shlex.split(command, comments=True))
+        words = shlex.split(command, comments=True)
+        build_parser().parse_args(split_arguments(words)[0] if words[0] == "lean" else words)
 
 
 def subparsers_of(parser: argparse.ArgumentParser) -> Mapping[str, argparse.ArgumentParser]:

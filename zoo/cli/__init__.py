@@ -11,6 +11,7 @@ import shlex
 import sys
 import traceback
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from zoo.cli.benchmark import BENCHMARK
@@ -18,6 +19,7 @@ from zoo.cli.convert import Convert
 from zoo.cli.data import DATA
 from zoo.cli.doctor import Doctor
 from zoo.cli.fetch import Fetch
+from zoo.cli.lean import Lean, split_arguments
 from zoo.cli.list_networks import List
 from zoo.cli.options import Command, Group, add_options, parse_all, parsed, whole_number
 from zoo.cli.predict import Predict
@@ -29,7 +31,15 @@ from zoo.cli.settings import Settings
 from zoo.cli.show import Show
 from zoo.cli.train import Train
 from zoo.cli.validate import Validate
-from zoo.errors import EXIT_BROKEN_PIPE, EXIT_KEYBOARD_INTERRUPT, EXIT_USER_ERROR, ZooError, escape, hide_secrets
+from zoo.errors import (
+    EXIT_BROKEN_PIPE,
+    EXIT_KEYBOARD_INTERRUPT,
+    EXIT_USER_ERROR,
+    ConfigError,
+    ZooError,
+    escape,
+    hide_secrets,
+)
 from zoo.files import version
 from zoo.run.console import environment_rank, set_up_console
 
@@ -41,6 +51,7 @@ COMMANDS: Mapping[str, type[Command] | Group] = {
     "data": DATA,
     "train": Train,
     "validate": Validate,
+    "lean": Lean,
     "convert": Convert,
     "push": Push,
     "predict": Predict,
@@ -58,12 +69,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     ``argv`` defaults to the arguments of the process. Usage errors exit with code 2, as argparse does.
     """
     parser = build_parser()
-    words = _arguments(parser, argv)
+    words = list(sys.argv[1:] if argv is None else argv)
+    others: tuple[str, ...] = ()
+    if next((word for word in words if not word.startswith("-")), None) == "lean":
+        words, others = split_arguments(words)
+    words = _arguments(parser, words)
     args = parse_all(parser, words)
     if "command" not in args:
         parser.print_help(sys.stderr)
         parser.exit(EXIT_USER_ERROR)
-    return _run(args, shlex.join(["zoo", *words]))
+    return _run(args, shlex.join(["zoo", *words, *others]), others)
 
 
 def run_script(command: type[Command], argv: Sequence[str] | None = None) -> int:
@@ -118,19 +133,22 @@ def _descriptions(command: type[Command]) -> tuple[str, str]:
     return paragraphs[0].removesuffix(".").replace("%", "%%"), " ".join(paragraphs)
 
 
-def _run(args: argparse.Namespace, command_line: str) -> int:
-    """Run a parsed command and return its exit code.
+def _run(args: argparse.Namespace, command_line: str, others: tuple[str, ...] = ()) -> int:
+    """Run a parsed command and return its exit code; ``others`` are the arguments of a script that it runs.
 
     A ZooError is printed on stderr, without a traceback unless ``--debug`` is given. Ctrl-C exits with code 130 and
     one line. If the reader of the output stops reading (``zoo list | head -1``), the exit code is 141 and nothing is
     printed, as for other programs.
     """
+    command = parsed(args.command, args, hide_secrets(command_line))
+    if not command.owns_console:
+        return _run_transparently(args, replace(command, arguments=others))
     set_up_console(rank=environment_rank())
     # Spinning threads slow a step down many times as soon as another program wants a core. torch reads the variable
     # when it is imported, which has not happened yet.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     try:
-        code: int = parsed(args.command, args, hide_secrets(command_line)).run()
+        code = command.run()
         sys.stdout.flush()  # here, where a BrokenPipeError is handled
     except ZooError as error:
         _print_error(args, str(error))
@@ -142,6 +160,16 @@ def _run(args: argparse.Namespace, command_line: str) -> int:
         # Python flushes stdout again at exit, and would report that it cannot.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return EXIT_BROKEN_PIPE
+    return code
+
+
+def _run_transparently(args: argparse.Namespace, command: Any) -> int:
+    """Run a command that runs a script, whose console, errors and interrupts are the script's."""
+    try:
+        code: int = command.run()
+    except ConfigError as error:
+        _print_error(args, str(error))
+        return error.exit_code
     return code
 
 

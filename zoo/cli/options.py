@@ -33,7 +33,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from zoo.data.sources.location import DataName, DataPath, parse_data_path
 from zoo.errors import ConfigError, escape
@@ -84,7 +84,11 @@ class Command:
 
     Args:
     - `command_line`: the command line that repeats this run, for the files that it writes.
+
+    ``owns_console`` tells whether zoo's log records and errors are printed; otherwise the console is a script's.
     """
+
+    owns_console: ClassVar[bool] = True
 
     command_line: str = field(default="", metadata={"hidden": True})
 

@@ -199,7 +199,12 @@ def _restore(function: Callable[..., Any], arguments: tuple[Any, ...], budget: B
 
 def _rematerializer_of(module: Any, args: Any, kwargs: Any) -> AbstractContextManager[Any]:
     budget: Budget | None = module.__dict__.get(_BUDGET)
-    if budget is None or not _applies():
+    return nullcontext() if budget is None else context_of_call(module, budget, args, kwargs)
+
+
+def context_of_call(module: nn.Module, budget: Budget, args: Any, kwargs: Any) -> AbstractContextManager[Any]:
+    """Return the context in which a call of a module trains lean; one that does nothing where it runs plainly."""
+    if not _applies():
         return nullcontext()
     signature = module.training, *_kinds_of((args, kwargs))
     if not budget.has_limit and budget.limiter is not None and budget.limiter.runs_plainly(signature):
@@ -240,6 +245,13 @@ def _state_of(own: Sequence[Tensor]) -> tuple[Any, ...]:
     device = own[0].device.type if own else "cpu"
     has_autocast = torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
     return trained, accumulates, has_autocast and torch.get_autocast_dtype(device)
+
+
+def why_plain(module: nn.Module) -> str:
+    """Return why the calls of a module with gradients run plainly; "" if they train lean."""
+    if has_compiled_part(module):
+        return "torch.compile compiles it or a part of it"
+    return "" if _applies() else "something else handles the tensors that autograd saves, such as a checkpoint"
 
 
 def _applies() -> bool:

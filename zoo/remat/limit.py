@@ -157,6 +157,7 @@ class Kind:
     - `num_in_flight`: how many passes at most wait for their backward, this one included.
     - `measured`: positions in the front of the plans whose steps were measured.
     - `peaks`: of a step with each plan of the front.
+    - `saved_bytes`: the bytes that the last pass saves in plain training, and with its plan.
     """
 
     planner: Planner | None = None
@@ -167,6 +168,7 @@ class Kind:
     num_in_flight: int = 1
     measured: set[int] = field(default_factory=set)
     peaks: list[int] = field(default_factory=list)
+    saved_bytes: tuple[int, int] = (0, 0)
 
     def add(self, position: int, profile: Profile | None) -> None:
         """Add a step that was measured with a plan of the front; None if its backward did not run."""
@@ -257,6 +259,11 @@ class Limiter:
         """Return the planner of a kind of passes; None if none was recorded or nothing can be recomputed."""
         return None if key not in self._kinds else self._kinds[key].planner
 
+    def saved_bytes(self) -> tuple[int, int]:
+        """Return the bytes that a pass saves at most, in plain training and with the plan that it followed last."""
+        with self._lock:
+            return max((kind.saved_bytes for kind in self._kinds.values()), default=(0, 0))
+
     def end(self, key: Hashable, observer: Observer | None, is_whole: bool) -> None:
         """Note the end of a forward pass; one that ended with an exception tells nothing."""
         is_as_recorded = observer.end() if isinstance(observer, Follower) else True
@@ -268,6 +275,10 @@ class Limiter:
                 return
             if isinstance(observer, GraphRecorder) and (observer.graph.packs or not self._has_limit):
                 kind.planner = planner_of(observer.graph)
+            if kind.planner is not None:
+                plain_bytes = kind.planner.plain_bytes
+                plan_bytes = observer.plan.saved_bytes if isinstance(observer, Follower) else plain_bytes
+                kind.saved_bytes = plain_bytes, plan_bytes
             if is_as_recorded:
                 kind.num_followed += isinstance(observer, Follower)
             else:
