@@ -28,7 +28,7 @@ MIN_GAIN = 1.03  # live bytes by those saved, from which on more blocks are save
 MAX_WORK = 1.0  # of the time of a forward pass
 # Without a limit on memory: the bytes that one more operation in backward has to save, in units of the smallest
 # tensor; how many more bytes than the least are saved for fewer live ones; and the time that this may take.
-LEAST_SAVING, SLACK, MORE_WORK = 2, 0.05, 0.1
+LEAST_SAVING, SLACK, MORE_WORK = 4, 0.05, 0.1
 NOTHING: frozenset[int] = frozenset()
 
 
