@@ -51,6 +51,18 @@ FOUND: dict[str, Program] = {
         k = matmul(x, c)
         lah = unbind1(a)
     """, returns="h", smallest_bytes=100),
+    "The copy of a small saved tensor is freed within forward with the recipe that starts from it.": program("""
+        a = addcmul(e, f)
+        l = shift(e)
+        c = addcmul(e, l)
+        a = sin(e, l, 1)
+        k = channels_last(e, l)
+        g = resize(e, a, 1)
+        l = maximum(g, u)
+        l = exp(c, x, 2)
+        h = pow(k, c, 2)
+        k = elu(g, h)
+    """, returns="d", smallest_bytes=100),
     "The backward of a function overwrites a recomputed value, which a convolution reads afterwards.": program("""
         c = conv(x)
         c = silu(c)

@@ -63,7 +63,7 @@ class Decider:
             value = self._tracker.note(tensor, None, 0, tensor._version)
         position = 0 if self._tracker.observer is None else self._tracker.observer.note_pack(value)
         saved = value.saved
-        if value.readers == 0 and saved is None and not self.saves_recipe(value, tensor):
+        if not value.is_recomputed and saved is None and not self.saves_recipe(value, tensor):
             self._kept.keep(tensor)
             saved = value.keep(tensor)
             value.is_copied = tensor.nbytes < self._tracker.smallest_bytes and not is_parameter(tensor)
@@ -143,7 +143,7 @@ class Decider:
                     continue
                 seen.add(source)
                 kept = source.kept
-                if kept is None and source.readers > 0:  # its own recipe is saved, so that its inputs are
+                if kept is None and source.is_recomputed:  # its own recipe is saved, so that its inputs are
                     recomputed.append(source)
                 elif kept is None and source.recipe is not None and source not in stops:
                     through.append(source)

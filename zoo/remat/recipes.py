@@ -92,6 +92,11 @@ class TrackedTensor:
         saved = self._saved()
         return None if saved is None else saved.tensor
 
+    @property
+    def is_recomputed(self) -> bool:
+        """Whether autograd holds its recipe; a handle may also hold an earlier saved tensor that was copied since."""
+        return self.readers > 0 and self.recipe is not None
+
     def keep(self, tensor: Tensor) -> SavedTensor:
         """Save the tensor instead of its recipe, for as long as the returned object lives."""
         saved = SavedTensor(tensor)
