@@ -89,7 +89,7 @@ def train_parts() -> list[Tensor]:
 @pytest.mark.parametrize("compare", [False, True])
 @pytest.mark.parametrize("train", [train_one, train_student, train_two, train_parts])
 @pytest.mark.filterwarnings("ignore::zoo.remat.limit.BelowFloor")
-def test_bits_are_those_of_plain_training(
+def test_bits_are_equal_to_plain_training(
     train: Callable[[], list[Tensor]], compare: bool, budget: float | None
 ) -> None:
     expected = train()
@@ -246,7 +246,7 @@ def test_script_runs_as_in_python(folder: Path, command: tuple[str, ...]) -> Non
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("end", "code"), [("raise", 1), ("exit", 7)])
-def test_exit_code_and_traceback_are_those_of_script(folder: Path, end: str, code: int) -> None:
+def test_script_ends_with_its_own_exit_code_and_traceback(folder: Path, end: str, code: int) -> None:
     plain, found = run(folder, "train.py", "--end", end, lean=False), run(folder, "train.py", "--end", end)
     assert found.returncode == plain.returncode == code
     assert "Head" in found.stderr  # the report

@@ -1,4 +1,7 @@
-"""``zoo lean``: run a training script whose networks train lean."""
+"""``zoo lean``: run a training script whose networks train lean.
+
+Tested by tests/run/test_script.py.
+"""
 
 from __future__ import annotations
 
