@@ -26,6 +26,18 @@ from zoo.remat.rules import RULES, rule_of
 
 #: Programs that failed, with the reason.
 FOUND: dict[str, Program] = {
+    "A product is overwritten through its reshaped output, which counts versions of its own, after relu read it.": program("""
+        b = linear(x)
+        d = relu(b)
+    """, between="""
+        g = set_all(b, f)
+    """, returns="bd", loss="d"),
+    "A product is overwritten through its reshaped output, which counts versions of its own, within a budget.": program("""
+        b = linear(x)
+        d = sin(b)
+    """, between="""
+        g = mul_(b)
+    """, returns="bd", loss="d", budget=0.3),
     "A chunk of a recomputed value is read after the value itself was read for the last time.": program("""
         c = conv(x)
         h = norm(c)

@@ -118,6 +118,7 @@ class Decider:
             if saved is not None:
                 saved.tensor = copy_of(saved.tensor)
                 saved.version = value.version = saved.tensor._version
+                saved.watch(None)
                 value.is_copied = False
                 value.clock = self._tracker.clock
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Sequence
 from itertools import count
-from typing import Any, Protocol
+from typing import Any, NoReturn, Protocol
 
 import torch
 from torch import Tensor
@@ -17,8 +17,8 @@ from zoo.errors import ZooError
 from zoo.remat.operations import Operation
 from zoo.remat.rules import in_place_of
 from zoo.torch_internals.compiler import never_compile
-from zoo.torch_internals.data import detach, is_alias_of
-from zoo.torch_internals.dispatch import call_with_flags, skip_autograd_and_autocast
+from zoo.torch_internals.data import counter_of, detach, is_alias_of
+from zoo.torch_internals.dispatch import call_with_flags, count_writes, skip_autograd_and_autocast
 
 
 class RecipeError(ZooError, RuntimeError):
@@ -26,16 +26,27 @@ class RecipeError(ZooError, RuntimeError):
 
 
 class SavedTensor:
-    """A saved tensor, held by autograd and by all recipes that start from it."""
+    """A saved tensor, held by autograd and by all recipes that start from it.
+
+    ``counter`` has the version counter of another tensor that shares the memory but not the counter; None if there is
+    no such tensor.
+    """
 
     def __init__(self, tensor: Tensor) -> None:
         # Detached, because the graph may hold this object, which would be a reference cycle. Always a new tensor
         # object, which lives only as long as this object.
         self.tensor = detach(tensor)
         self.version = tensor._version
+        self.watch(None)
+
+    def watch(self, counter: Tensor | None) -> None:
+        """Regard writes that another version counter counts from now on as writes into this tensor."""
+        self.counter, self._count = counter, 0 if counter is None else counter._version
 
     def unpack(self) -> Tensor:
         """Return the tensor. Raises RecipeError if it was overwritten."""
+        if self.counter is not None and self.counter._version != self._count:
+            raise_modified(self.tensor, self.counter._version, self._count)
         return unmodified(self.tensor, self.version)
 
 
@@ -57,8 +68,8 @@ class TrackedTensor:
     """
 
     __slots__ = (
-        "__weakref__", "_saved", "chain_bytes", "clock", "dtype", "index", "is_copied", "live", "memory", "number",
-        "order", "readers", "recipe", "recipes", "starts", "store", "stride", "through", "version", "waiting",
+        "__weakref__", "_counter", "_saved", "chain_bytes", "clock", "dtype", "index", "is_copied", "live", "memory",
+        "number", "order", "readers", "recipe", "recipes", "starts", "store", "stride", "through", "version", "waiting",
         "waiting_recipes",
     )  # fmt: skip
 
@@ -70,6 +81,7 @@ class TrackedTensor:
         self.live: Callable[[], Tensor | None] = weakref.ref(tensor)
         self.memory = weakref.ref(tensor.untyped_storage())
         self.stride, self.dtype = tensor.stride(), tensor.dtype
+        self._counter: Tensor | None = None
         self._saved: Callable[[], SavedTensor | None] = _nothing
         self.order = next(_orders)  # after the inputs of its recipe
         self.number = -1  # of the tensor in a recorded forward pass
@@ -97,9 +109,18 @@ class TrackedTensor:
         """Whether autograd holds its recipe; a handle may also hold an earlier saved tensor that was copied since."""
         return self.readers > 0 and self.recipe is not None
 
+    def watch(self, other: Tensor) -> None:
+        """Regard writes into another tensor as writes into this one, whose memory it shares but not its counter."""
+        if self._counter is None:
+            with count_writes():  # below autograd, tensors share no version counter otherwise
+                self._counter = counter_of(other)
+            if (saved := self.saved) is not None:
+                saved.watch(self._counter)
+
     def keep(self, tensor: Tensor) -> SavedTensor:
         """Save the tensor instead of its recipe, for as long as the returned object lives."""
         saved = SavedTensor(tensor)
+        saved.watch(self._counter)
         self._saved, self.version = weakref.ref(saved), saved.version
         if self.recipes == 0 and self.readers == 0:  # nothing relies on the recipe
             self.recipe = None
@@ -152,8 +173,8 @@ class TrackedTensor:
 
     def available(self) -> Tensor | None:
         """Return the tensor if it is saved or stored, otherwise None. Raises RecipeError if it was overwritten."""
-        kept = self.kept
-        return self.store.get(self) if kept is None else unmodified(kept, self.version)
+        saved = self.saved
+        return self.store.get(self) if saved is None else saved.unpack()
 
 
 def _nothing() -> None:
@@ -274,14 +295,19 @@ def unpack(packed: Any) -> Tensor:
     return unmodified(*packed) if isinstance(packed, tuple) else packed.unpack()
 
 
+def raise_modified(tensor: Tensor, version: int, saved_version: int) -> NoReturn:
+    """Raise RecipeError for a tensor that was modified in place."""
+    raise RecipeError(
+        f"a tensor {tuple(tensor.shape)} {tensor.dtype} that backward needs was modified in place after "
+        f"forward used it (it is at version {version}, not {saved_version}); do not overwrite inputs, outputs or "
+        "parameters of the network between forward and backward, or clone() them first"
+    )
+
+
 def unmodified(tensor: Tensor, version: int) -> Tensor:
     """Return the tensor. Raises RecipeError if it was modified in place after this version, or its memory was freed."""
     if tensor._version != version:
-        raise RecipeError(
-            f"a tensor {tuple(tensor.shape)} {tensor.dtype} that backward needs was modified in place after "
-            f"forward used it (it is at version {tensor._version}, not {version}); do not overwrite inputs, outputs or "
-            "parameters of the network between forward and backward, or clone() them first"
-        )
+        raise_modified(tensor, tensor._version, version)
     has_memory = tensor.layout is not torch.strided or tensor.untyped_storage().nbytes() > 0
     if not has_memory and tensor.numel() > 0 and tensor.device.type != "meta":
         raise RecipeError(

@@ -72,6 +72,13 @@ def unpacked(parameter: Tensor) -> Tensor:
     return found
 
 
+def counter_of(tensor: Tensor) -> Tensor:
+    """Return an empty tensor that shares the version counter of a tensor, but not its memory."""
+    counter = detach(tensor)
+    counter.data = tensor.new_empty(0)
+    return counter
+
+
 def version_of(tensor: Tensor) -> int:
     """Return how often a tensor was modified in place; 0 for an inference tensor, which has no version."""
     return 0 if tensor.is_inference() else tensor._version
