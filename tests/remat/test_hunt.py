@@ -26,13 +26,13 @@ from zoo.remat.rules import RULES, rule_of
 
 #: Programs that failed, with the reason.
 FOUND: dict[str, Program] = {
-    "A product is overwritten through its reshaped output, which counts versions of its own, after relu read it.": program("""
+    "A product is overwritten through its reshaped output, which counts versions of its own, after relu.": program("""
         b = linear(x)
         d = relu(b)
     """, between="""
         g = set_all(b, f)
     """, returns="bd", loss="d"),
-    "A product is overwritten through its reshaped output, which counts versions of its own, within a budget.": program("""
+    "A product is overwritten through its reshaped output, which counts its own versions, in a budget.": program("""
         b = linear(x)
         d = sin(b)
     """, between="""
