@@ -117,6 +117,9 @@ def test_map_before_stem_pool_is_optional_feature(arch, options, module) -> None
         ("resnet18", {"output_stride": "8"}, "resnet18: output_stride"),
         ("resnet18", {"drop_rate": 1}, "resnet18: drop_rate"),
         ("resnet18", {"drop_rate": "0.5"}, "resnet18: drop_rate"),
+        ("resnet34_ipabn-sync_lr_512", {"drop_rate": 1}, "^resnet34_ipabn-sync_lr_512: drop_rate = 1"),
+        ("timm:resnet18", {"in_chans": 0}, "^timm:resnet18: in_chans = 0"),
+        ("resnet18\n", {"pretrained": "yes"}, r"^resnet18\\n: pretrained"),
         ("resnet18", {"out_indices": [2, 1], "features_only": True}, "finest first"),
         ("wider_resnet16", {"out_indices": ["stem"], "features_only": True}, "has no feature 'stem'; it has 0 to 6"),
         ("resnet18", {"output_stride": 8, "dilation": [1, 1, 2, 4]}, "output_stride and dilation set the same thing"),
@@ -149,7 +152,7 @@ def test_stride_of_the_last_map_is_option(arch) -> None:
 def test_published_weights_may_be_read_at_another_stride(monkeypatch) -> None:
     """Dilation changes no weights: that is what dense prediction wants of them."""
     nothing = StoredWeights(Path("weights.pth.tar"), {}, None, {})
-    monkeypatch.setattr("zoo.registry.get.read_weights", lambda name: nothing)
+    monkeypatch.setattr("zoo.weights.read_weights", lambda name: nothing)
     monkeypatch.setattr("zoo.registry.get.load_state_dict", lambda model, state_dict, source: None)
     with torch.device("meta"):
         model = zoo.get("resnet34_ipabn-sync_lr_512", pretrained=True, features_only=True, output_stride=8)

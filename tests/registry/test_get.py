@@ -54,9 +54,10 @@ def test_arguments_override_published_variant():
 @pytest.mark.parametrize(
     ("name", "arguments", "message"),
     [
-        ("resnet18", {"norm": ABN, "activation": "elu"}, "a norm function includes the activation"),
+        ("resnet18", {"norm": ABN, "activation": "elu"}, "^resnet18: activation: a norm function includes"),
+        ("resnet18", {"norm": ABN, "activation_param": 0.1}, "^resnet18: activation_param: a norm function includes"),
         ("resnet18", {"pretrained": True, "weights": "x.pth"}, "two sources of weights"),
-        ("resnet18", {"features_only": True, "num_classes": 10}, "builds no classifier"),
+        ("resnet18", {"features_only": True, "num_classes": 10}, "^resnet18: num_classes: .*builds no classifier"),
         ("no/such/file.pth", {}, "there is no such file"),
         ("checkpoint.pth.tar", {}, "there is no such file"),
         (".", {}, "this is a folder"),
@@ -87,7 +88,7 @@ def test_arguments_contradicting_pretrained_weights_raise(arguments):
 
 
 def test_wrong_option_raises_before_weights_are_downloaded(monkeypatch):
-    monkeypatch.setattr("zoo.registry.get.read_weights", lambda name: pytest.fail("the weights were asked for"))
+    monkeypatch.setattr("zoo.weights.read_weights", lambda name: pytest.fail("the weights were asked for"))
     with pytest.raises(zoo.ConfigError, match="memory"):
         zoo.get("resnext101_stdbn_lr_256", pretrained=True, memory="nonsense")
 

@@ -15,7 +15,7 @@ from zoo.config.architectures import ARCHITECTURES, Architecture, which_have
 from zoo.config.limits import MAX_CHANNELS
 from zoo.config.network import NetworkSpec
 from zoo.config.section import Section, parse_section
-from zoo.errors import ConfigError, join_names, shorten_repr
+from zoo.errors import ConfigError, escape, join_names, shorten_repr
 
 
 class BuildOptions(Section):
@@ -40,17 +40,19 @@ class BuildOptions(Section):
             yield "out_indices", "chooses among features; give features_only=True too"
 
 
-def split_arguments(**arguments: Any) -> tuple[BuildOptions, dict[str, Any]]:
+def split_arguments(name: str, arguments: Mapping[str, Any]) -> tuple[BuildOptions, dict[str, Any]]:
     """Return how a network is built, and the other arguments, which change its settings.
 
-    Raises ConfigError for wrong values and for arguments that exclude each other.
+    Raises ConfigError, with the ``name`` of the network, for wrong values and for arguments that exclude each other.
     """
-    how = {key: value for key in BuildOptions.model_fields if (value := arguments.pop(key, None)) is not None}
-    if callable(arguments.get("norm")) and not {"activation", "activation_param"}.isdisjoint(_given(arguments)):
-        raise ConfigError("a norm function includes the activation", "activation", "omit the argument")
-    if how.get("features_only") and arguments.get("num_classes"):
-        raise ConfigError("features_only=True builds no classifier", "num_classes", "omit the argument")
-    return parse_section(BuildOptions, how, "zoo.get"), arguments
+    how = {key: value for key in BuildOptions.model_fields if (value := arguments.get(key)) is not None}
+    changes = {key: value for key, value in arguments.items() if key not in BuildOptions.model_fields}
+    for key in ("activation", "activation_param"):
+        if callable(changes.get("norm")) and changes.get(key) is not None:
+            raise ConfigError("a norm function includes the activation", f"{name}: {key}", "omit the argument")
+    if how.get("features_only") and changes.get("num_classes"):
+        raise ConfigError("features_only=True builds no classifier", f"{name}: num_classes", "omit the argument")
+    return parse_section(BuildOptions, how, escape(name)), changes
 
 
 def _given(arguments: Mapping[str, Any]) -> dict[str, Any]:

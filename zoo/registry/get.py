@@ -57,7 +57,7 @@ def get(
     if is_hub_name(name):
         pretrained = False  # a repository's weights are loaded in any case
     arguments = {"norm": norm, "activation": activation, "num_classes": num_classes, **options}
-    how, changes = split_arguments(pretrained=pretrained, features_only=features_only, **arguments)
+    how, changes = split_arguments(name, {"pretrained": pretrained, "features_only": features_only, **arguments})
     if callable(norm):
         changes["norm"] = build.norm_kind(norm)
 
