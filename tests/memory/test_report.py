@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any
@@ -258,6 +259,30 @@ def test_reported_peaks_equal_measured_peaks_of_training_steps() -> None:
     assert on_meta.plain_peak == report.plain_peak
     assert on_meta.peak == pytest.approx(report.peak, rel=0.02)
     assert str(on_meta).endswith("; on the meta device, attention is counted as on the CPU")
+
+
+def norm_between_convolutions(norm: nn.Module) -> nn.Module:
+    return nn.Sequential(nn.Conv2d(3, 8, 3), norm, nn.ReLU(), nn.Conv2d(8, 8, 3), nn.ReLU())
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="the meta device counts for the GPU")
+@pytest.mark.parametrize(
+    ("model", "dtype"),
+    [
+        (network(blocks=6, channels=16), torch.float32),  # norms are fused with shortcuts and ReLUs
+        (network(channels=16).to(memory_format=torch.channels_last), torch.float64),
+        (norm_between_convolutions(nn.BatchNorm2d(8, affine=False)), torch.float32),
+        (norm_between_convolutions(nn.BatchNorm2d(8).eval()), torch.float32),
+        (norm_between_convolutions(nn.BatchNorm2d(8)), torch.bfloat16),  # whose norms are not fused
+    ],
+    ids=["residual", "channels last", "without weights", "evaluation", "half precision"],
+)
+def test_report_on_meta_device_equals_cpus(model: nn.Module, dtype: torch.dtype) -> None:
+    model, x = model.to(dtype), images(64).to(dtype)
+    real, counted = zoo.memory_report(model, x), zoo.memory_report(copy.deepcopy(model).to("meta"), x.to("meta"))
+    assert (counted.with_budget and counted.with_budget.budget) == (real.with_budget and real.with_budget.budget)
+    for name in ("plain", "lean", "plain_peak", "peak"):  # torch's statistics differ by some bytes
+        assert getattr(counted, name) == pytest.approx(getattr(real, name), rel=0.001), name
 
 
 class OutOfMemory(nn.Conv2d):

@@ -253,8 +253,8 @@ def memory_report(
     from the step on that follows the final plan. If it limits the peak, scratch memory is counted for the plan, and no
     plain step runs.
 
-    With the network and its inputs on the meta device, this takes no memory. Attention is then counted with the kernel
-    that this machine's GPU would choose, or without a GPU, the CPU.
+    With the network and its inputs on the meta device, this takes no memory. Attention and the recomputation of norms
+    are then counted as on this machine's GPU, or without a GPU, on the CPU.
 
     >>> import torch, torchvision, zoo
     >>> report = zoo.memory_report(torchvision.models.resnet18(), torch.randn(2, 3, 64, 64))

@@ -16,8 +16,13 @@ from zoo.torch_internals.dispatch import fake_tensor_mode, scoped_library, witho
 
 
 def kernel_device() -> torch.device:
-    """Return the device whose attention is counted on the meta device: CUDA's if there is one, otherwise the CPU."""
+    """Return the device whose kernels are counted on the meta device: CUDA's if there is one, otherwise the CPU."""
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def kernel_device_of(x: Tensor) -> torch.device:
+    """Return the device of a tensor; `kernel_device` for the meta device."""
+    return kernel_device() if x.is_meta else x.device
 
 
 @contextmanager

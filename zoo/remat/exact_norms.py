@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from zoo.ops.backend import name_for
+from zoo.ops.meta_attention import kernel_device_of
 from zoo.remat.operations import Operation, aten, first_output
 from zoo.torch_internals.dispatch import (
     DisableTorchDispatch,
@@ -120,9 +121,12 @@ def repeat_batch_norm(
 
 
 def has_exact_line(x: Tensor, weight: Tensor | None, bias: Tensor | None, mean: Tensor) -> bool:
-    """Return whether `apply_line` recomputes a training-mode batch norm of x bit for bit, from its statistics."""
+    """Return whether `apply_line` recomputes a training-mode batch norm of x bit for bit, from its statistics.
+
+    Meta tensors are recomputed as on the device that they are counted for, so that the plans and peaks are the same.
+    """
     is_dense = _is_dense(x) and all(each is None or each.is_contiguous() for each in (weight, bias))
-    return x.device.type == "cpu" and mean.dtype == x.dtype and is_dense and line_is_exact(x.dtype)
+    return kernel_device_of(x).type == "cpu" and mean.dtype == x.dtype and is_dense and line_is_exact(x.dtype)
 
 
 def _is_dense(x: Tensor) -> bool:

@@ -11,7 +11,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from zoo.ops.meta_attention import kernel_device
+from zoo.ops.meta_attention import kernel_device_of
 from zoo.remat.plan import Block, Graph, Operation
 from zoo.remat.recipes import Recipe, TrackedTensor
 from zoo.remat.rules import in_place_of
@@ -107,8 +107,7 @@ class GraphRecorder:
             # Small tensors have no number. They are saved with the recipe.
             blocks = [self.graph.block_of[each.number] for each in recipe.sources() if each.number >= 0]
             sources = tuple(dict.fromkeys(each for each in blocks if not self.graph.blocks[each].is_permanent))
-            device = kernel_device() if out.is_meta else out.device
-            cost = cost_of(out.nbytes, len(sources), self._flops, device)
+            cost = cost_of(out.nbytes, len(sources), self._flops, kernel_device_of(out))
             is_in_place = _may_run_in_place(recipe, out) and blocks.count(blocks[0]) == 1
             self.graph.device = str(out.device)
             self._operations[recipe] = len(self.graph.operations)
