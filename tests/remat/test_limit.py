@@ -651,7 +651,7 @@ def test_fraction_is_met_on_meta_device(name: str, share: float) -> None:
     limiter = vars(model)["_zoo_lean"].limiter
     (kind,) = limiter._kinds.values()
     planner = kind.planner
-    plan = limiter._within_share(planner)
+    plan = limiter._plan(planner)
     assert kind.num_departures == 0
     assert plan.live <= max(share * planner.plain_bytes, planner.front[-1].live)
 

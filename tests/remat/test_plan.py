@@ -31,7 +31,7 @@ from tests.remat.programs import (
 )
 from zoo.memory.allocations import measure_memory
 from zoo.remat.lean import is_lean
-from zoo.remat.limit import NUM_FORGIVEN, BelowFloor
+from zoo.remat.limit import NUM_FORGIVEN, BelowFloor, Measurement
 from zoo.remat.plan import MAX_WORK, Block, Graph, Operation, Plan, Planner, _Backward, _MinimumCut
 
 
@@ -130,7 +130,7 @@ class Simulation:
 
     def __init__(self, graph: Graph, plan: Plan) -> None:
         self.graph, self.plan = graph, plan
-        self.reads = graph.packs[::-1]
+        self.reads = [graph.packs[position] for position in graph.order]
         self.stored: set[int] = set()
         self.cost = 0.0
         self.before: list[int] = []
@@ -992,3 +992,20 @@ def test_impossible_fraction_warns_once_with_least() -> None:
     assert len(warned) == 1
     clear(model)
     model(x).sum().backward()
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_backward_reads_at_times_of_plan(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    found: list[int] = []
+    read = Measurement.read
+    monkeypatch.setattr(
+        Measurement, "read", lambda self, time, is_over: [found.append(time), read(self, time, is_over)]
+    )
+    model, x = build(name)
+    zoo.lean(model, "1GB")
+    for _ in range(2):
+        model(x).square().mean().backward()
+        clear(model)
+        Measurement.finish()
+    assert found
+    assert found == sorted(found)

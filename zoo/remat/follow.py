@@ -68,7 +68,7 @@ class Follower:
 
     def watches(self, position: int) -> bool:
         """Return whether the read of a saved tensor at a position matters, although the tensor is not recomputed."""
-        return self._on_read is not None or bool(self.plan.freed[self._time_of(position)])
+        return self._on_read is not None or bool(self.plan.freed[self._graph.times[position]])
 
     def end(self) -> bool:
         """Release what no recipe needs; return whether the pass was the recorded one."""
@@ -81,7 +81,7 @@ class Follower:
 
         Backward may read in any order and any number of times: what has been freed is recomputed.
         """
-        time = self._time_of(position)
+        time = self._graph.times[position]
         if self._on_read is not None:
             self._on_read(time, False)
         tensor = value.available() if saved is None else saved.unpack()
@@ -94,9 +94,6 @@ class Follower:
         if self._on_read is not None:
             self._on_read(time, True)
         return tensor
-
-    def _time_of(self, position: int) -> int:
-        return len(self._graph.packs) - 1 - position
 
     def _keeps(self, value: TrackedTensor, time: int) -> bool:
         """Return whether a tensor that is recomputed for a read stays for later ones."""

@@ -73,6 +73,7 @@ class Graph:
     - `operations`: in order.
     - `block_of`: the block of each tracked tensor, in the order in which tracking began.
     - `packs`: the block of each tensor that autograd saved, in order.
+    - `nodes`: the number of the node of autograd that saved each of them; each has one of its own if this is empty.
     - `device`: where the operations ran.
     - `has_frozen`: whether frozen layers save less than the blocks that they read.
     - `smallest_bytes`: the size of the smallest tensors that are tracked.
@@ -83,15 +84,31 @@ class Graph:
     operations: list[Operation] = field(default_factory=list)
     block_of: list[int] = field(default_factory=list)
     packs: list[int] = field(default_factory=list)
+    nodes: list[int] = field(default_factory=list)
     has_frozen: bool = False
     smallest_bytes: int = 0
+
+    @cached_property
+    def order(self) -> list[int]:
+        """The positions in ``packs`` in the order in which backward reads them: the tensors of the last node first."""
+        nodes = self.nodes or range(len(self.packs))
+        return sorted(range(len(self.packs)), key=lambda position: -nodes[position])
+
+    @cached_property
+    def times(self) -> list[int]:
+        """The time at which backward reads each of ``packs``; see `Plan`."""
+        found = [0] * len(self.packs)
+        for time, position in enumerate(self.order):
+            found[position] = time
+        return found
 
 
 @dataclass(frozen=True)
 class Plan:
     """What forward saves, and what backward recomputes.
 
-    Backward reads the tensors that autograd saved in the opposite order of forward. A time is an index of this order.
+    Backward runs the nodes of autograd in the opposite order of forward. Each reads its tensors in the order in which
+    it saved them. A time is an index of this order.
 
     Args:
     - `saved`: the blocks that forward saves.
@@ -124,7 +141,7 @@ class Planner:
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
         blocks = graph.blocks
-        self.reads = graph.packs[::-1]
+        self.reads = [graph.packs[position] for position in graph.order]
         self.needed = {each for each in graph.packs if not blocks[each].is_permanent}
         self.plain_bytes = sum(blocks[each].size for each in self.needed)
         self.forward_cost = sum(each.cost for each in graph.operations)

@@ -16,6 +16,7 @@ from zoo.remat.plan import Block, Graph, Operation
 from zoo.remat.recipes import Recipe, TrackedTensor
 from zoo.remat.rules import in_place_of
 from zoo.torch_internals.data import memory_id
+from zoo.torch_internals.dispatch import next_node_number
 
 #: Device types -> the FLOP that take as long as a byte of memory traffic, and the bytes that take as long as a call.
 SPEEDS = {"cpu": (16, 2**16), "cuda": (128, 2**22)}
@@ -45,6 +46,7 @@ class GraphRecorder:
         # address of a storage -> a weak reference to it, and the block that it contains
         self._blocks: dict[int, tuple[weakref.ref[torch.UntypedStorage], int]] = {}
         self._operations: weakref.WeakKeyDictionary[Recipe, int] = weakref.WeakKeyDictionary()
+        self._first_node = next_node_number()
         self._flops = 0.0
 
     def note_flops(self, flops: float) -> None:
@@ -79,6 +81,7 @@ class GraphRecorder:
     def note_pack(self, value: TrackedTensor) -> int:
         """Record that autograd saves a tensor; return its position among all saved tensors."""
         self.graph.packs.append(self.graph.block_of[value.number])
+        self.graph.nodes.append(next_node_number() - self._first_node)
         return len(self.graph.packs) - 1
 
     def _block_of(self, value: TrackedTensor, tensor: Tensor) -> int:

@@ -47,6 +47,9 @@ without_dispatch_modes: Callable[[], AbstractContextManager[Any]] = _python_disp
 #: A context that disables dispatch modes and `__torch_dispatch__`.
 DisableTorchDispatch: Callable[[], AbstractContextManager[None]] = _C._DisableTorchDispatch
 
+#: Returns the number that the next node of autograd in this thread gets. It does not change while a node saves tensors.
+next_node_number: Callable[[], int] = _C._autograd._get_sequence_nr
+
 #: Returns whether a transform of `torch.func`, such as grad or vmap, is active.
 are_transforms_active: Callable[[], bool] = _C._are_functorch_transforms_active
 
