@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 import weakref
-from collections.abc import Container
+from collections.abc import Container, Sequence
 from typing import Any, NamedTuple
 
 from torch import Tensor
@@ -85,8 +85,8 @@ class Decider:
         """Return whether the recipe of a tensor is saved, which keeps the inputs of the recipe alive.
 
         Without a plan, it is if the inputs that only this recipe keeps alive are not larger than the tensor, or than
-        ``other_bytes`` that can be saved in its place, with a plan, too. The chain of tensors that are recomputed with
-        it must not be larger than what is saved, as it may exist at once in backward.
+        ``other_bytes`` that can be saved in its place, with a plan, too. The saved tensors that are recomputed for it
+        must not be larger than what is saved, as they may exist at once in backward.
         """
         storage = tensor.untyped_storage()
         own_bytes = storage.nbytes()
@@ -101,12 +101,24 @@ class Decider:
             found = None if value in self._plan else self._search(value, sys.maxsize, self._plan)
         if found is None:
             return False
-        chain_bytes = max((each.chain_bytes for each in found.recomputed), default=0)
-        if self._plan is None and chain_bytes > self._kept.bytes:
+        if self._plan is None and self._recomputed_bytes(found.recomputed) > self._kept.bytes:
             return False
-        value.chain_bytes = chain_bytes + own_bytes
+        value.recomputed_bytes = own_bytes
         self._adopt(value, found)
         return True
+
+    def _recomputed_bytes(self, values: Sequence[TrackedTensor]) -> int:
+        """Return the bytes of these tensors and all recomputed for them; fewer if they are more than is saved."""
+        total, pending = 0, list(values)
+        seen = set(pending)
+        for value in pending:
+            total += value.recomputed_bytes
+            if total > self._kept.bytes:
+                break
+            new = [each for each in value.through if each not in seen]
+            seen.update(new)
+            pending += new
+        return total
 
     def copy_before_it_is_overwritten(self, address: int) -> None:
         """Copy the inputs of recipes out of the memory at this address, which the next operation overwrites.

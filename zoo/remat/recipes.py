@@ -68,8 +68,9 @@ class TrackedTensor:
     """
 
     __slots__ = (
-        "__weakref__", "_counter", "_saved", "chain_bytes", "clock", "dtype", "index", "is_copied", "live", "memory",
-        "number", "order", "readers", "recipe", "recipes", "starts", "store", "stride", "through", "version", "waiting",
+        "__weakref__", "_counter", "_saved", "clock", "dtype", "index", "is_copied", "live", "memory", "number",
+        "order", "readers", "recipe", "recipes", "recomputed_bytes", "starts", "store", "stride", "through", "version",
+        "waiting",
         "waiting_recipes",
     )  # fmt: skip
 
@@ -87,7 +88,7 @@ class TrackedTensor:
         self.number = -1  # of the tensor in a recorded forward pass
         self.readers = 0  # number of handles that autograd holds
         self.waiting = 0  # number of handles that this backward pass has not unpacked yet
-        self.chain_bytes = 0  # of the longest chain of recomputed saved tensors that ends with it
+        self.recomputed_bytes = 0  # of its memory, if its recipe is saved
         self.through: Sequence[TrackedTensor] = ()  # intermediates that its recipe recomputes
         self.starts: Sequence[SavedTensor] = ()  # what its recipe starts from, held here
         self.recipes = 0  # number of recipes that have it as an intermediate
