@@ -12,7 +12,7 @@ from __future__ import annotations
 import threading
 import warnings
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, partial
 from weakref import WeakSet
@@ -54,27 +54,36 @@ class Profile:
     """The bytes of a step beside what its plan saves and recomputes, mostly gradients.
 
     Args:
-    - `forward`: at most, in forward.
+    - `forward`: sets of blocks that a forward pass saved -> its peak, which includes them.
     - `before`: before each read of backward; see `Plan`.
     - `after`: at most, from each read to the next one.
     """
 
-    forward: int
+    forward: Mapping[frozenset[int], int]
     before: Sequence[int]
     after: Sequence[int]
 
-    def peak(self, plan: Plan) -> int:
-        """Return the peak of a step that follows a plan."""
+    def peak(self, plan: Plan, sizes: Sequence[int]) -> int:
+        """Return the peak of a step that follows a plan for blocks of these sizes.
+
+        Forward holds no more than another one did, and the blocks that only this plan saves: what it saves may have
+        been alive for other reasons at the peak of the other one.
+        """
+        forward = min(total + sum(sizes[each] for each in plan.saved - saved) for saved, total in self.forward.items())
         during = (ours + other for ours, other in zip(plan.during, self.before, strict=True))
         after = (ours + other for ours, other in zip(plan.after, self.after, strict=True))
-        return max(plan.saved_bytes + self.forward, *during, *after)
+        return max(forward, *during, *after)
 
     def joined(self, other: Profile | None) -> Profile:
-        """Return the larger bytes of two profiles at each time."""
+        """Return the larger bytes of two profiles at each time of backward and for each forward pass."""
         if other is None:
             return self
         before, after = zip(self.before, other.before, strict=True), zip(self.after, other.after, strict=True)
-        return Profile(max(self.forward, other.forward), list(map(max, before)), list(map(max, after)))
+        forward = {
+            saved: max(each.get(saved, 0) for each in (self.forward, other.forward))
+            for saved in {**self.forward, **other.forward}
+        }
+        return Profile(forward, list(map(max, before)), list(map(max, after)))
 
     @classmethod
     def of_log(cls, plan: Plan, log: StepLog) -> Profile | None:
@@ -101,7 +110,7 @@ class Profile:
         for time in range(len(plan.during)):
             rest.append(after.get(time, rest[-1]))
         reads = [before.get(time, rest[time]) for time in range(len(plan.during))]
-        return cls(max(0, forward - plan.saved_bytes), reads, rest[1:])
+        return cls({plan.saved: forward}, reads, rest[1:])
 
 
 class Measurement:
@@ -176,7 +185,7 @@ class Kind:
             self.measured.discard(position)
             return
         self.profile = profile.joined(self.profile)
-        self.peaks = [self.profile.peak(plan) for plan in self.planner.front]
+        self.peaks = [self.profile.peak(plan, self.planner.sizes) for plan in self.planner.front]
 
     def forget(self) -> None:
         """Forget the recorded pass, as another one was different."""
