@@ -997,10 +997,13 @@ def test_impossible_fraction_warns_once_with_least() -> None:
 @pytest.mark.parametrize("name", NETWORKS)
 def test_backward_reads_at_times_of_plan(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     found: list[int] = []
-    read = Measurement.read
-    monkeypatch.setattr(
-        Measurement, "read", lambda self, time, is_over: [found.append(time), read(self, time, is_over)]
-    )
+    mark = Measurement.read
+
+    def read(self: Measurement, time: int, is_over: bool) -> None:
+        found.append(time)
+        mark(self, time, is_over)
+
+    monkeypatch.setattr(Measurement, "read", read)
     model, x = build(name)
     zoo.lean(model, "1GB")
     for _ in range(2):
