@@ -66,10 +66,16 @@ class Profile:
     def peak(self, plan: Plan, sizes: Sequence[int]) -> int:
         """Return the peak of a step that follows a plan for blocks of these sizes.
 
-        Forward holds no more than another one did, and the blocks that only this plan saves: what it saves may have
-        been alive for other reasons at the peak of the other one.
+        Forward holds no more than another one did and the blocks that only this plan saves, nor, mostly, than this plan
+        saves and the most that others held beside what they saved.
         """
-        forward = min(total + sum(sizes[each] for each in plan.saved - saved) for saved, total in self.forward.items())
+
+        def bytes_of(blocks: Iterable[int]) -> int:
+            return sum(sizes[each] for each in blocks)
+
+        rest = max(total - bytes_of(saved) for saved, total in self.forward.items())
+        bounds = [total + bytes_of(plan.saved - saved) for saved, total in self.forward.items()]
+        forward = min(plan.saved_bytes + rest, *bounds)
         during = (ours + other for ours, other in zip(plan.during, self.before, strict=True))
         after = (ours + other for ours, other in zip(plan.after, self.after, strict=True))
         return max(forward, *during, *after)
