@@ -22,6 +22,7 @@ from torch import Tensor, nn
 
 from zoo.errors import ConfigError, truncate
 from zoo.memory.allocations import Memory, measure_memory
+from zoo.memory.containers import tensors_in
 from zoo.memory.places import StepDigests
 from zoo.memory.progress import progress
 from zoo.memory.scenarios import SCENARIOS, STEPS, Scenario, Training, match_names
@@ -36,7 +37,6 @@ from zoo.memory.trial import (
 )
 from zoo.memory.values import Difference, Value, difference, value_of
 from zoo.ops.recomputation import restored_generators
-from zoo.remat.containers import tensors_in
 from zoo.remat.lean import lean
 from zoo.tables import counted
 

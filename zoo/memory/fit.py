@@ -19,10 +19,10 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from zoo.errors import ConfigError, join_names
+from zoo.memory.containers import tensors_in
 from zoo.memory.trial import ModelInputs, Trial, copied
 from zoo.ops.meta_attention import meta_attention
 from zoo.remat.budget import Budget, parse_limit
-from zoo.remat.containers import tensors_in
 from zoo.remat.limit import MARGIN, optimizer_states
 from zoo.tables import bytes_text
 

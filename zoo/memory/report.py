@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from zoo.errors import ConfigError, join_names, truncate
+from zoo.memory.containers import tensors_in
 from zoo.memory.fit import Fit, Subject
 from zoo.memory.held import ModuleMemory, held_memory
 from zoo.memory.plot import draw_timelines, format_of, save
@@ -23,7 +24,6 @@ from zoo.memory.trial import NoGradientsError, Timeline, Trial
 from zoo.ops.meta_attention import kernel_device, meta_attention
 from zoo.ops.recomputation import restored_generators
 from zoo.remat.budget import Budget, parse_limit
-from zoo.remat.containers import tensors_in
 from zoo.tables import Cell, markdown_table
 
 if TYPE_CHECKING:

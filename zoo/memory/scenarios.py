@@ -16,10 +16,10 @@ import torch
 from torch import Tensor, nn
 
 from zoo.errors import ConfigError, join_names
+from zoo.memory.containers import PLAIN, named, tensors_in
 from zoo.memory.places import StepDigests
 from zoo.memory.trial import ModelInputs, copied, device_of, trained_outputs
 from zoo.memory.values import Value, difference, value_of
-from zoo.remat.containers import PLAIN, named, tensors_in
 from zoo.torch_internals.data import DropoutBase, is_wrapper
 
 LEARNING_RATE = 0.01

@@ -19,8 +19,8 @@ from torch import Tensor, nn
 
 from zoo.errors import ConfigError, join_names, truncate
 from zoo.memory.block_checkpointing import checkpoint_blocks
+from zoo.memory.containers import tensors_in
 from zoo.remat.budget import Budget
-from zoo.remat.containers import tensors_in
 from zoo.remat.lean import make_plain
 from zoo.remat.limit import Measurement, existing_bytes, optimizer_states
 from zoo.remat.plan import Planner

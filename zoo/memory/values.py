@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from zoo.errors import truncate
-from zoo.remat.containers import PLAIN, items_of
+from zoo.memory.containers import PLAIN, items_of
 
 
 class Value(NamedTuple):
