@@ -17,8 +17,7 @@ anyway or are not larger. Backward recomputes it with the same kernels, so that 
 - ``inductor/``: the same choice for `torch.compile`. ``cut`` chooses what a forward graph saves, ``partition`` rewrites
   backward, and ``nodes`` describes the graph.
 
-Apart from zoo's errors, tables and internals of torch, and the kernels of ``zoo.ops``, it needs torch alone, and for
-plans networkx, a dependency of torch.
+Apart from zoo's errors, tables and internals of torch, and the kernels of ``zoo.ops``, it needs torch alone.
 """
 
 from zoo.remat.inductor.partition import inductor_options
