@@ -199,20 +199,23 @@ def _restore(function: Callable[..., Any], arguments: tuple[Any, ...], budget: B
 
 def _rematerializer_of(module: Any, args: Any, kwargs: Any) -> AbstractContextManager[Any]:
     budget: Budget | None = module.__dict__.get(_BUDGET)
-    return nullcontext() if budget is None else context_of_call(module, budget, args, kwargs)
+    if budget is None or not _applies():
+        return nullcontext()
+    context = context_of_call(module, budget, args, kwargs)
+    if isinstance(context, Rematerializer) and has_compiled_part(module):
+        _warn_that_it_steps_aside()
+        return nullcontext()
+    return context
 
 
 def context_of_call(module: nn.Module, budget: Budget, args: Any, kwargs: Any) -> AbstractContextManager[Any]:
-    """Return the context in which a call of a module trains lean; one that does nothing where it runs plainly."""
-    if not _applies():
-        return nullcontext()
+    """Return the context in which a call trains lean; one that does nothing if its plan recomputes nothing.
+
+    The caller makes sure that `why_plain` gives no reason against it.
+    """
     signature = module.training, *_kinds_of((args, kwargs))
     if not budget.has_limit and budget.limiter is not None and budget.limiter.runs_plainly(signature):
         return nullcontext()
-    if has_compiled_part(module):  # inside a dispatch mode such a part would run uncompiled
-        _warn_that_it_steps_aside()
-        return nullcontext()
-
     own = chain(module.parameters(), module.buffers())  # not iterated over unless that is necessary
     if not budget.has_limit:
         return Rematerializer(budget, parameters=own, signature=signature)
@@ -249,7 +252,7 @@ def _state_of(own: Sequence[Tensor]) -> tuple[Any, ...]:
 
 def why_plain(module: nn.Module) -> str:
     """Return why the calls of a module with gradients run plainly; "" if they train lean."""
-    if has_compiled_part(module):
+    if has_compiled_part(module):  # inside a dispatch mode such a part would run uncompiled
         return "torch.compile compiles it or a part of it"
     return "" if _applies() else "something else handles the tensors that autograd saves, such as a checkpoint"
 
