@@ -202,7 +202,7 @@ def _rematerializer_of(module: Any, args: Any, kwargs: Any) -> AbstractContextMa
     if budget is None or not _applies():
         return nullcontext()
     context = context_of_call(module, budget, args, kwargs)
-    if isinstance(context, Rematerializer) and has_compiled_part(module):
+    if not isinstance(context, nullcontext) and has_compiled_part(module):
         _warn_that_it_steps_aside()
         return nullcontext()
     return context
