@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import zoo
+from tests.remat.programs import Scalar
 from zoo.layers import InPlaceABN
 from zoo.memory.allocations import Memory, count_memory, measure_memory, summarize
 from zoo.remat.step_log import Change
@@ -61,17 +62,6 @@ def test_peak_of_elementwise_operations_equals_manual_count(counter: Counter) ->
     assert memory.gradients == 4000
     assert memory.peak == pytest.approx(8000, abs=64)
     assert memory.peak_without_gradients == pytest.approx(4000, abs=64)
-
-
-class Scalar(nn.Module):
-    """A function of an input and layers, whose mean square is the loss."""
-
-    def __init__(self, function: Callable[..., Tensor], *layers: nn.Module) -> None:
-        super().__init__()
-        self.function, self.layers = function, nn.ModuleList(layers)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.function(x, *self.layers).square().mean()
 
 
 def sine_of_overwritten(x: Tensor, first: nn.Module) -> Tensor:

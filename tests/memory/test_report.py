@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import zoo
-from tests.remat.programs import Block, Checkpointed, images, network, peak
+from tests.remat.programs import Block, Checkpointed, Scalar, images, network, peak
 from zoo.errors import ConfigError
 from zoo.memory.allocations import measure_memory
 from zoo.remat.lean import is_lean, lean
@@ -55,17 +55,6 @@ def test_sums_equal_bytes_held_by_autograd() -> None:
     assert [line.split("|")[1].strip() for line in table[2:-1]] == held
     assert len(held) < len(report.modules)  # the last linear layer holds 128 bytes
     assert "aten.native_batch_norm" not in report.table()
-
-
-class Scalar(nn.Module):
-    """A function of layers and an input, whose mean square is the loss."""
-
-    def __init__(self, function: Callable[..., Tensor], *layers: nn.Module) -> None:
-        super().__init__()
-        self.function, self.layers = function, nn.ModuleList(layers)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.function(x, *self.layers).square().mean()
 
 
 def selective_scan(x: Tensor, first: nn.Module) -> Tensor:

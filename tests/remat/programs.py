@@ -135,6 +135,17 @@ def bytes_held(forward: Callable[[], object], *modules: nn.Module) -> int:
     return sum(each.lean for each in log.memory())
 
 
+class Scalar(nn.Module):
+    """A function of an input and layers, whose mean square is the loss."""
+
+    def __init__(self, function: Callable[..., Tensor], *layers: nn.Module) -> None:
+        super().__init__()
+        self.function, self.layers = function, nn.ModuleList(layers)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.function(x, *self.layers).square().mean()
+
+
 def gradients_of(
     program: Callable[..., Tensor],
     inputs: Sequence[Tensor],
