@@ -54,21 +54,6 @@ def test_every_module_belongs_to_room():
     assert MODULES.keys() - all_imports().keys() == {"zoo", "zoo.__main__"}
 
 
-def test_every_module_has_a_test_file():
-    """tests/ mirrors zoo/; the docstring of a module without a mirror ends with "Tested by tests/....py."."""
-    unexplained = []
-    for path in MODULES.values():
-        mirror = Path("tests") / path.parent.relative_to(ROOT / "zoo") / f"test_{path.name}"
-        if path.name in ("__init__.py", "__main__.py") or (ROOT / mirror).exists():
-            continue
-        found = re.search(r"^Tested by (.+)\.$", ast.get_docstring(ast.parse(path.read_text())) or "", re.MULTILINE)
-        named = found[1].split(" and ") if found else []
-        if not named or not all((ROOT / name).is_file() for name in named):
-            says = f"its docstring names {' and '.join(named)}" if named else 'its docstring has no "Tested by FILE."'
-            unexplained.append(f"{path.relative_to(ROOT)}: there is no {mirror}, and {says}")
-    assert not unexplained, "\n".join(unexplained)
-
-
 def imports_in(room: str) -> list[tuple[str, str]]:
     """Return which modules of a room import which others of this package."""
     return [(module, name) for module, names in all_imports().items() if module.startswith(room) for name in names]
@@ -96,22 +81,6 @@ def test_no_files_import_each_other_in_cycle():
         TopologicalSorter(all_imports()).prepare()
     except CycleError as error:
         pytest.fail(" -> ".join(error.args[1]))
-
-
-#: Pronouns and verbs that stand for the noun or the verb of the field: "the gradients of torch", "raises".
-PARAPHRASES = re.compile(r"\b((?:is|are|be) told(?! apart)|(?:that|those) of|what (?:is|are) no|which[e]ver)\b", re.I)
-
-
-def test_code_repeats_nouns_instead_of_paraphrasing():
-    """Repeat the noun, and say what happens: the name of a test ends with "raises", not with a paraphrase of it."""
-    found = [
-        f"{path.relative_to(ROOT)}:{number}: {match[1]}"
-        for folder in ("zoo", "tests")
-        for path in sorted((ROOT / folder).rglob("*.py"))
-        for number, line in enumerate(path.read_text().replace("_", " ").splitlines(), 1)
-        for match in PARAPHRASES.finditer(line)
-    ]
-    assert not found, "\n".join(found)
 
 
 #: Trains a lean step while the packages named by the arguments cannot be found.

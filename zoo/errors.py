@@ -1,7 +1,4 @@
-"""The errors that a user can cause and mend, the exit codes of the command lines, and text that is safe to show.
-
-Tested by tests/faults/test_messages.py.
-"""
+"""The errors that a user can cause and mend, the exit codes of the command lines, and text that is safe to show."""
 
 from __future__ import annotations
 

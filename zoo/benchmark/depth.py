@@ -1,7 +1,4 @@
-"""Memory of a training step of vision transformers against their depth: stored, lean, checkpointed and reversible.
-
-Tested by tests/models/test_revvit.py.
-"""
+"""Memory of a training step of vision transformers against their depth: stored, lean, checkpointed and reversible."""
 
 from __future__ import annotations
 

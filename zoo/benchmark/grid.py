@@ -1,7 +1,4 @@
-"""Reconstruction in reversible networks: its error over depth, memory and time, in floating point and on grids.
-
-Tested by tests/benchmark/test_grid.py.
-"""
+"""Reconstruction in reversible networks: its error over depth, memory and time, in floating point and on grids."""
 
 from __future__ import annotations
 

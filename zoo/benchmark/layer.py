@@ -1,7 +1,4 @@
-"""Time and memory of one norm with its activation, forward and backward, with every back end.
-
-Tested by tests/benchmark/test_benchmark.py.
-"""
+"""Time and memory of one norm with its activation, forward and backward, with every back end."""
 
 from __future__ import annotations
 

@@ -1,8 +1,6 @@
 """Predicts the largest batch or image that fits in memory, without running a training step.
 
 The tensors of a step are counted on the meta device, where the scratch memory of convolutions is not visible.
-
-Tested by tests/reproduce/test_inplace_abn.py.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""Time and memory of a training step of whole networks, relative to std-BN.
-
-Tested by tests/benchmark/test_benchmark.py.
-"""
+"""Time and memory of a training step of whole networks, relative to std-BN."""
 
 from __future__ import annotations
 

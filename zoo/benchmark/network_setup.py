@@ -1,7 +1,4 @@
-"""The networks of a benchmark: built in training mode in a given variant, and fed with random images.
-
-Tested by tests/benchmark/test_benchmark.py.
-"""
+"""The networks of a benchmark: built in training mode in a given variant, and fed with random images."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Plots with matplotlib: panels with curves in one style.
-
-Tested by tests/benchmark/test_plot_style.py.
-"""
+"""Plots with matplotlib: panels with curves in one style."""
 
 from __future__ import annotations
 

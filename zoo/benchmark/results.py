@@ -1,7 +1,4 @@
-"""The common format of benchmark results: a header with machine and settings, and a record per measurement.
-
-Tested by tests/benchmark/test_benchmark.py.
-"""
+"""The common format of benchmark results: a header with machine and settings, and a record per measurement."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Memory strategies for training the same network, under their names in tables and plots.
-
-Tested by tests/benchmark/test_benchmark.py.
-"""
+"""Memory strategies for training the same network, under their names in tables and plots."""
 
 from __future__ import annotations
 

@@ -2,8 +2,6 @@
 
 They are compared with each other only (Rota Bulo et al., CVPR 2018, Figure 2 and the right half of Table 1); networks
 use the faster operations of zoo/ops. As in the paper, gamma keeps its sign.
-
-Tested by tests/ops/abn/test_norm_act_conv.py.
 """
 
 from __future__ import annotations

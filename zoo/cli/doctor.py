@@ -1,7 +1,4 @@
-"""``zoo doctor``: print versions, devices, folders, and the back ends in use with reasons for those that are not.
-
-Tested by tests/cli/test_list_and_show.py.
-"""
+"""``zoo doctor``: print versions, devices, folders, and the back ends in use with reasons for those that are not."""
 
 from __future__ import annotations
 

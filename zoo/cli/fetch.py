@@ -1,7 +1,4 @@
-"""``zoo fetch``: download published weights into the cache.
-
-Tested by tests/weights/test_verify.py.
-"""
+"""``zoo fetch``: download published weights into the cache."""
 
 from __future__ import annotations
 

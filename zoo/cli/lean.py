@@ -1,7 +1,4 @@
-"""``zoo lean``: run a training script whose networks train lean.
-
-Tested by tests/run/test_script.py.
-"""
+"""``zoo lean``: run a training script whose networks train lean."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""``zoo list``: a table of the networks, their sizes and their published scores.
-
-Tested by tests/cli/test_list_and_show.py.
-"""
+"""``zoo list``: a table of the networks, their sizes and their published scores."""
 
 from __future__ import annotations
 

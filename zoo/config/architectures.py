@@ -2,8 +2,6 @@
 
 The facts stand in the files of the families, see `zoo.models.family.family`. ``python -m tests.golden`` writes them to
 the index, networks.json.
-
-Tested by tests/config/test_network.py.
 """
 
 from __future__ import annotations

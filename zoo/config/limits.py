@@ -1,8 +1,6 @@
 """Upper limits and choices of values from files and callers.
 
 The limits are far beyond any use and below what would overflow or hang.
-
-Tested by tests/config/test_network.py.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""The ``optimizer`` section: optimizer, batch size and learning rates.
-
-Tested by tests/engine/test_optim.py.
-"""
+"""The ``optimizer`` section: optimizer, batch size and learning rates."""
 
 from __future__ import annotations
 

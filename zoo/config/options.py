@@ -1,7 +1,4 @@
-"""Options that several families of networks have: sections, and types of settings. Nothing here imports torch.
-
-Tested by tests/config/test_options.py.
-"""
+"""Options that several families of networks have: sections, and types of settings. Nothing here imports torch."""
 
 from __future__ import annotations
 

@@ -2,8 +2,6 @@
 
 The index of networks has their names, checksums.md5 the digests of the original project's files. Other files have a
 SHA-256 in their experiment. Nothing here imports torch.
-
-Tested by tests/test_experiments.py.
 """
 
 from __future__ import annotations

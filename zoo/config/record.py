@@ -1,7 +1,4 @@
-"""What a weights file says of its network: `NetworkRecord`. Nothing here imports torch.
-
-Tested by tests/config/test_network.py.
-"""
+"""What a weights file says of its network: `NetworkRecord`. Nothing here imports torch."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""The ``regularization`` section: mixed images, and the loss of soft targets.
-
-Tested by tests/data/transforms/test_mixing.py.
-"""
+"""The ``regularization`` section: mixed images, and the loss of soft targets."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""The learning rate schedule: a pure function of the position in training, so that checkpoints do not need it.
-
-Tested by tests/engine/test_optim.py.
-"""
+"""The learning rate schedule: a pure function of the position in training, so that checkpoints do not need it."""
 
 from __future__ import annotations
 

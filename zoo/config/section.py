@@ -1,7 +1,4 @@
-"""The base class of everything that is read from JSON: sections of experiment files and descriptions of networks.
-
-Tested by tests/config/test_describe.py.
-"""
+"""The base class of everything that is read from JSON: sections of experiment files and descriptions of networks."""
 
 from __future__ import annotations
 

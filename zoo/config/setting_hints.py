@@ -1,7 +1,4 @@
-"""What to write for an option or an argument that does not exist, such as ``--lr``.
-
-Tested by tests/cli/test_setting_hints.py.
-"""
+"""What to write for an option or an argument that does not exist, such as ``--lr``."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Common parts of all conversions: building a network from a state dict, comparing outputs, and the report.
-
-Tested by tests/convert/test_names.py.
-"""
+"""Common parts of all conversions: building a network from a state dict, comparing outputs, and the report."""
 
 from __future__ import annotations
 

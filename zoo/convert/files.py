@@ -1,7 +1,4 @@
-"""Converts weights files, by their own descriptions of their networks.
-
-Tested by tests/convert/test_names.py.
-"""
+"""Converts weights files, by their own descriptions of their networks."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Rewrites the forward method of a module to remove activations that its norms take over.
-
-Tested by tests/convert/test_norm_conversion.py.
-"""
+"""Rewrites the forward method of a module to remove activations that its norms take over."""
 
 from __future__ import annotations
 

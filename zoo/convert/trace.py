@@ -1,7 +1,4 @@
-"""Traces a module to find the layer before each norm and all readers of the norms' inputs and outputs.
-
-Tested by tests/convert/test_norm_conversion.py.
-"""
+"""Traces a module to find the layer before each norm and all readers of the norms' inputs and outputs."""
 
 from __future__ import annotations
 

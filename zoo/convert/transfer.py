@@ -1,7 +1,4 @@
-"""Transfers the weights of a file to a network with another activation or another form of its norms.
-
-Tested by tests/convert/test_transfer.py.
-"""
+"""Transfers the weights of a file to a network with another activation or another form of its norms."""
 
 from __future__ import annotations
 

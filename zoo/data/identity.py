@@ -1,7 +1,4 @@
-"""Digests that identify the items of a data set object without reading an item.
-
-Tested by tests/data/test_identity.py.
-"""
+"""Digests that identify the items of a data set object without reading an item."""
 
 from __future__ import annotations
 

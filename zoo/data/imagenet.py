@@ -1,7 +1,4 @@
-"""The classes of ImageNet: their WordNet ids and names, in the order of a network's outputs.
-
-Tested by tests/data/test_classes.py.
-"""
+"""The classes of ImageNet: their WordNet ids and names, in the order of a network's outputs."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Data sets in place of a folder: any map-style ``Dataset`` of (image, label) or {"image", "label"}.
-
-Tested by tests/run/test_own_data.py.
-"""
+"""Data sets in place of a folder: any map-style ``Dataset`` of (image, label) or {"image", "label"}."""
 
 from __future__ import annotations
 

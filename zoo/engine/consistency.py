@@ -1,8 +1,6 @@
 """Consistency checks between ranks: settings, code, images and weights, compared before anything depends on them.
 
 Ranks that differ would train different networks under one name, or deadlock.
-
-Tested by tests/faults/test_processes.py.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""Checkpoints of the trainer of the original project, mapillary/inplace_abn: `is_original` and `load_original`.
-
-Tested by tests/engine/test_original.py.
-"""
+"""Checkpoints of the trainer of the original project, mapillary/inplace_abn: `is_original` and `load_original`."""
 
 from __future__ import annotations
 

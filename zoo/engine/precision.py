@@ -1,7 +1,4 @@
-"""Dtypes by name, and autocast.
-
-Tested by tests/engine/test_step.py.
-"""
+"""Dtypes by name, and autocast."""
 
 from __future__ import annotations
 

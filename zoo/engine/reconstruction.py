@@ -1,7 +1,4 @@
-"""What reconstruction changes: errors of reconstructed activations, and the angle between gradients.
-
-Tested by tests/engine/test_gradient_angle_meter.py and tests/benchmark/test_grid.py.
-"""
+"""What reconstruction changes: errors of reconstructed activations, and the angle between gradients."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Reports of the training loop: the metrics of a log interval, and the interface of the log that receives them.
-
-Tested by tests/engine/test_trainer.py.
-"""
+"""Reports of the training loop: the metrics of a log interval, and the interface of the log that receives them."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""The state of a training run: everything that a step updates, and that a resume restores.
-
-Tested by tests/engine/test_step.py.
-"""
+"""The state of a training run: everything that a step updates, and that a resume restores."""
 
 from __future__ import annotations
 

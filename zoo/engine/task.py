@@ -1,7 +1,4 @@
-"""Interface of a task: everything that differs between classification and segmentation.
-
-Tested by tests/engine/test_trainer.py.
-"""
+"""Interface of a task: everything that differs between classification and segmentation."""
 
 from __future__ import annotations
 

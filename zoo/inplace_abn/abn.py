@@ -1,7 +1,4 @@
-"""The norm modules with the constructors of all releases of the original; modules that it pickled load as these.
-
-Tested by tests/inplace_abn/test_init.py.
-"""
+"""The norm modules with the constructors of all releases of the original; modules that it pickled load as these."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""The module of the norms in releases 0.x, and in copies of it in other repositories.
-
-Tested by tests/inplace_abn/test_init.py.
-"""
+"""The module of the norms in releases 0.x, and in copies of it in other repositories."""
 
 from typing import Any
 

@@ -1,7 +1,4 @@
-"""Copies of the original in other repositories: `replace_copy` lets this package take their place.
-
-Tested by tests/inplace_abn/test_copies.py.
-"""
+"""Copies of the original in other repositories: `replace_copy` lets this package take their place."""
 
 from __future__ import annotations
 

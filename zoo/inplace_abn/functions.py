@@ -1,7 +1,4 @@
-"""The norm as a function, and the names of activations of releases 0.x.
-
-Tested by tests/inplace_abn/test_init.py.
-"""
+"""The norm as a function, and the names of activations of releases 0.x."""
 
 from __future__ import annotations
 

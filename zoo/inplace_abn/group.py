@@ -1,7 +1,4 @@
-"""Process groups of the processes that take part in a step.
-
-Tested by tests/inplace_abn/test_sync.py.
-"""
+"""Process groups of the processes that take part in a step."""
 
 from zoo.layers import active_group, set_active_group
 

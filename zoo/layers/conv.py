@@ -1,7 +1,4 @@
-"""The layers that networks share: convolutions without bias, max pooling, stem, classifier, and stochastic depth.
-
-Tested by tests/models/test_networks.py.
-"""
+"""The layers that networks share: convolutions without bias, max pooling, stem, classifier, and stochastic depth."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""The dense block of DenseNet, and a norm with the convolution after it whose input backward recomputes.
-
-Tested by tests/layers/test_dense.py and tests/layers/test_norm_conv.py.
-"""
+"""The dense block of DenseNet, and a norm with the convolution after it whose input backward recomputes."""
 
 from __future__ import annotations
 

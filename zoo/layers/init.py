@@ -1,7 +1,4 @@
-"""The published weight initializations.
-
-Tested by tests/models/test_networks.py.
-"""
+"""The published weight initializations."""
 
 from __future__ import annotations
 

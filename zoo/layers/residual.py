@@ -1,7 +1,4 @@
-"""The pre-activation residual block of ResNeXt and WiderResNet.
-
-Tested by tests/models/test_drop_path.py and tests/models/test_memory.py.
-"""
+"""The pre-activation residual block of ResNeXt and WiderResNet."""
 
 from __future__ import annotations
 

@@ -1,8 +1,6 @@
 """Residual functions, shortcuts, stem and blocks of RevNets, i-RevNets and the ResNets that they are compared with.
 
 Source: Gomez et al. 2017, section 3, and its code.
-
-Tested by tests/models/test_revnet.py.
 """
 
 from __future__ import annotations

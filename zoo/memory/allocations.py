@@ -5,8 +5,6 @@ graph, a C++ operator or the closure of a recomputation, and the scratch memory 
 `count_memory` adds up the tensors that the step's operations return. On the meta device nothing is computed and no
 memory is taken, but tensors inside compiled graphs and the scratch memory of operators are not seen. Attention is
 counted there as this machine's GPU computes it, or without a GPU as the CPU does.
-
-Tested by tests/memory/test_allocations.py.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""`zoo.check`: whether a variant of a network trains with the bits of plain training, and what it saves.
-
-Tested by tests/memory/test_check.py.
-"""
+"""`zoo.check`: whether a variant of a network trains with the bits of plain training, and what it saves."""
 
 from __future__ import annotations
 

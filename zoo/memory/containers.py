@@ -1,7 +1,4 @@
-"""What containers and objects contain.
-
-Tested by tests/memory/test_check.py.
-"""
+"""What containers and objects contain."""
 
 from __future__ import annotations
 

@@ -1,8 +1,6 @@
 """Whether a training step fits into memory, and the largest batch whose step does.
 
 Other batches are counted on the meta device, which takes no memory.
-
-Tested by tests/memory/test_fit.py.
 """
 
 from __future__ import annotations

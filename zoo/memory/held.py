@@ -1,7 +1,4 @@
-"""The memory that plain and lean training hold between forward and backward, by module and by operation.
-
-Tested by tests/memory/test_held.py.
-"""
+"""The memory that plain and lean training hold between forward and backward, by module and by operation."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""The module and the operation in which the values of two training steps first differ.
-
-Tested by tests/memory/test_check.py.
-"""
+"""The module and the operation in which the values of two training steps first differ."""
 
 from __future__ import annotations
 

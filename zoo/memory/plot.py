@@ -1,7 +1,4 @@
-"""Draws the memory of a training step over time, plain and lean.
-
-Tested by tests/memory/test_plot.py.
-"""
+"""Draws the memory of a training step over time, plain and lean."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Shows what a measurement of several steps is doing: `progress`.
-
-Tested by tests/memory/test_progress.py.
-"""
+"""Shows what a measurement of several steps is doing: `progress`."""
 
 from __future__ import annotations
 

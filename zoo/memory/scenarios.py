@@ -1,7 +1,4 @@
-"""Ordinary ways to train a network, in which `zoo.check` compares a variant with plain training.
-
-Tested by tests/memory/test_check.py and tests/memory/test_check_tricks.py.
-"""
+"""Ordinary ways to train a network, in which `zoo.check` compares a variant with plain training."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Interleaved timing of several steps, so that disturbances of the machine affect all of them equally.
-
-Tested by tests/benchmark/test_benchmark.py.
-"""
+"""Interleaved timing of several steps, so that disturbances of the machine affect all of them equally."""
 
 from __future__ import annotations
 

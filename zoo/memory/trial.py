@@ -1,7 +1,4 @@
-"""Training steps on copies of a network, which `zoo.check` and `zoo.memory_report` run.
-
-Tested by tests/memory/test_trial.py.
-"""
+"""Training steps on copies of a network, which `zoo.check` and `zoo.memory_report` run."""
 
 from __future__ import annotations
 

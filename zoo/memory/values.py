@@ -1,7 +1,4 @@
-"""The values that `zoo.check` compares: named tensors and plain values, as what contains them is taken apart.
-
-Tested by tests/memory/test_check.py.
-"""
+"""The values that `zoo.check` compares: named tensors and plain values, as what contains them is taken apart."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""The base class of all networks: stages, a classifier, and feature lists for other heads.
-
-Tested by tests/models/test_networks.py.
-"""
+"""The base class of all networks: stages, a classifier, and feature lists for other heads."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Builds networks from their `NetworkSpec`.
-
-Tested by tests/registry/test_get.py.
-"""
+"""Builds networks from their `NetworkSpec`."""
 
 from __future__ import annotations
 

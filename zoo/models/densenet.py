@@ -1,7 +1,4 @@
-"""DenseNet-BC (Huang et al. 2017) with growth 32 and compression 0.5.
-
-Tested by tests/models/test_networks.py.
-"""
+"""DenseNet-BC (Huang et al. 2017) with growth 32 and compression 0.5."""
 
 from __future__ import annotations
 

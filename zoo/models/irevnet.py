@@ -1,7 +1,4 @@
-"""i-RevNet (Jacobsen et al., ICLR 2018). Its pooling is invertible, so the whole body is one reversible chain.
-
-Tested by tests/models/test_revnext.py.
-"""
+"""i-RevNet (Jacobsen et al., ICLR 2018). Its pooling is invertible, so the whole body is one reversible chain."""
 
 from __future__ import annotations
 

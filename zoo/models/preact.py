@@ -1,7 +1,4 @@
-"""Pre-activation ResNets, the counterparts of the RevNets (Gomez et al. 2017, Table 2).
-
-Tested by tests/models/test_revnet.py.
-"""
+"""Pre-activation ResNets, the counterparts of the RevNets (Gomez et al. 2017, Table 2)."""
 
 from __future__ import annotations
 

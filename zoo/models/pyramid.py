@@ -1,7 +1,4 @@
-"""Semantic segmentation with the maps of several resolutions of a body: the head of HRNetV2, and a 1x1 classifier.
-
-Tested by tests/models/test_pyramid.py.
-"""
+"""Semantic segmentation with the maps of several resolutions of a body: the head of HRNetV2, and a 1x1 classifier."""
 
 from __future__ import annotations
 

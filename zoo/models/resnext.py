@@ -1,7 +1,4 @@
-"""Pre-activation ResNeXt with 64 groups ("64x2d"; the ResNeXt paper has 32x4d and 64x4d).
-
-Tested by tests/models/test_networks.py.
-"""
+"""Pre-activation ResNeXt with 64 groups ("64x2d"; the ResNeXt paper has 32x4d and 64x4d)."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""RevBiFPN (Chiley et al., 2022): a reversible network of up to four resolutions, with the authors' state-dict keys.
-
-Tested by tests/models/test_revbifpn.py.
-"""
+"""RevBiFPN (Chiley et al., 2022): a reversible network of up to four resolutions, with the authors' state-dict keys."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""RevCol (Cai et al., ICLR 2023): columns of four levels that update four maps, with the authors' state-dict keys.
-
-Tested by tests/models/test_revcol.py.
-"""
+"""RevCol (Cai et al., ICLR 2023): columns of four levels that update four maps, with the authors' state-dict keys."""
 
 from __future__ import annotations
 

@@ -4,8 +4,6 @@ The totals in the paper determine the widths and depths. ResNet and RevNet have 
 constant within a level, with 12.5 MB of convolution weights, and three pools between them, which section 3.4 calls
 max-pooling. The paper does not state how these double the channels without weights; here zeros are added. The i-RevNet
 has 171 MB of weights, which corresponds to 2, 2, 2 and 1 blocks.
-
-Tested by tests/models/test_revnext.py.
 """
 
 from __future__ import annotations

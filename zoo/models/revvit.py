@@ -1,7 +1,4 @@
-"""Reversible vision transformers (Mangalam et al., CVPR 2022), with the state-dict keys of the authors' files.
-
-Tested by tests/models/test_revvit.py.
-"""
+"""Reversible vision transformers (Mangalam et al., CVPR 2022), with the state-dict keys of the authors' files."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""The base class of networks for semantic segmentation: a body, a head and a 1x1 classifier.
-
-Tested by tests/models/test_deeplab.py and tests/models/test_pyramid.py.
-"""
+"""The base class of networks for semantic segmentation: a body, a head and a 1x1 classifier."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Sizes of architectures, measured on the meta device. The index has the sizes of the bundled ones.
-
-Tested by tests/models/test_networks.py.
-"""
+"""Sizes of architectures, measured on the meta device. The index has the sizes of the bundled ones."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""WiderResNet (Wu et al. 2016): few and wide pre-activation blocks; plain, and the ``_a2`` form for segmentation.
-
-Tested by tests/models/test_networks.py.
-"""
+"""WiderResNet (Wu et al. 2016): few and wide pre-activation blocks; plain, and the ``_a2`` form for segmentation."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Convolutions that backward recomputes: their hyperparameters, compute dtype and gradients.
-
-Tested by tests/ops/abn/test_norm_act_conv.py.
-"""
+"""Convolutions that backward recomputes: their hyperparameters, compute dtype and gradients."""
 
 from __future__ import annotations
 

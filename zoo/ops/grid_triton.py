@@ -1,8 +1,5 @@
 # mypy: disable-error-code="no-untyped-def"
-"""A sum on the grid with its summary, in one pass: a Triton kernel.
-
-Tested by tests/ops/test_grid_triton.py.
-"""
+"""A sum on the grid with its summary, in one pass: a Triton kernel."""
 
 from __future__ import annotations
 

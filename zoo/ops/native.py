@@ -2,8 +2,6 @@
 
 The operators compute on the CPU. zoo/ops/abn/native.py, zoo/ops/pooling.py, zoo/ops/grid.py, zoo/ops/resample.py and
 zoo/remat/exact_norms.py call them.
-
-Tested by tests/ops/abn/test_native.py and tests/ops/test_pooling.py.
 """
 
 from __future__ import annotations

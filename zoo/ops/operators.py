@@ -1,7 +1,4 @@
-"""What operators share: their registration, their tags, and the dtype and memory of sums per channel.
-
-Tested by tests/ops/abn/test_native.py.
-"""
+"""What operators share: their registration, their tags, and the dtype and memory of sums per channel."""
 
 from __future__ import annotations
 

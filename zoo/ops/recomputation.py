@@ -12,8 +12,6 @@
 A chain (`zoo.ops.chain`) and a checkpoint (`zoo.layers.checkpointing`) run modules again in backward. The modules must
 read what they read in forward, and what forward advances (the vectors of spectral norm, the ranges of an observer, a
 counter, running statistics) must advance once. `torch.utils.checkpoint` restores torch's own generators and autocast.
-
-Tested by tests/ops/test_recomputation.py and tests/memory/test_trial.py.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""The keyword arguments of `zoo.get`: how a network is built, and changes of its settings. Imports no torch.
-
-Tested by tests/registry/test_get.py.
-"""
+"""The keyword arguments of `zoo.get`: how a network is built, and changes of its settings. Imports no torch."""
 
 from __future__ import annotations
 

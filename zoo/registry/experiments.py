@@ -1,7 +1,4 @@
-"""What `zoo.train` means by a name or a network: a named experiment, or the default one, with changes.
-
-Tested by tests/cli/test_train_architecture.py.
-"""
+"""What `zoo.train` means by a name or a network: a named experiment, or the default one, with changes."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Loads a network with its weights and the settings to score it: `load_network`.
-
-Tested by tests/cli/test_validate.py.
-"""
+"""Loads a network with its weights and the settings to score it: `load_network`."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""The names of the networks of this package, which `zoo list` prints. Imports no torch.
-
-Tested by tests/registry/test_get.py.
-"""
+"""The names of the networks of this package, which `zoo list` prints. Imports no torch."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""The preprocessing of the images of a network: from its record, its package, or its architecture.
-
-Tested by tests/registry/test_get.py.
-"""
+"""The preprocessing of the images of a network: from its record, its package, or its architecture."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""`zoo.transforms`: the preprocessing of a network, for images, arrays and tensors.
-
-Tested by tests/registry/test_get.py.
-"""
+"""`zoo.transforms`: the preprocessing of a network, for images, arrays and tensors."""
 
 from __future__ import annotations
 

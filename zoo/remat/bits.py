@@ -1,7 +1,4 @@
-"""Masks packed into bits.
-
-Tested by tests/remat/test_dropout.py.
-"""
+"""Masks packed into bits."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""The budget: a limit on the memory of training.
-
-Tested by tests/remat/test_rematerializer.py.
-"""
+"""The budget: a limit on the memory of training."""
 
 from __future__ import annotations
 

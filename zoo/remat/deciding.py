@@ -1,7 +1,4 @@
-"""Decides for each saved tensor whether autograd holds it or its recipe.
-
-Tested by tests/remat/test_rematerializer.py.
-"""
+"""Decides for each saved tensor whether autograd holds it or its recipe."""
 
 from __future__ import annotations
 

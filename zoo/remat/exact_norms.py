@@ -1,7 +1,4 @@
-"""Kernels of norms and pooling with the bits of torch that take less time, and how backward repeats a norm exactly.
-
-Tested by tests/remat/test_rules.py.
-"""
+"""Kernels of norms and pooling with the bits of torch that take less time, and how backward repeats a norm exactly."""
 
 from __future__ import annotations
 

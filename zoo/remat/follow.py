@@ -1,7 +1,4 @@
-"""Follows a plan through a forward pass and its backward pass.
-
-Tested by tests/remat/test_plan.py.
-"""
+"""Follows a plan through a forward pass and its backward pass."""
 
 from __future__ import annotations
 

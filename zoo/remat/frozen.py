@@ -3,8 +3,6 @@
 Autograd saves the input of a frozen convolution, of which backward reads only the shape, and the output of a ReLU, of
 which it reads only the signs. The decision about a ReLU is made once no other operation can save its output. Any other
 operation that saves either tensor, such as a checkpoint or a custom function, reads its elements.
-
-Tested by tests/remat/test_lean_training.py.
 """
 
 from __future__ import annotations

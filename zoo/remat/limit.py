@@ -3,8 +3,6 @@
 The first pass of a kind saves as little as possible and is recorded. Later passes follow a plan. For a limit in bytes,
 the first of them follows the smallest plan, and its step is measured: from then on the peak of every plan is known.
 Without a limit, they save as little as cheap operations allow, and run plainly if that is nothing.
-
-Tested by tests/remat/test_limit.py.
 """
 
 from __future__ import annotations

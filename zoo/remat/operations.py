@@ -1,7 +1,4 @@
-"""Operations of torch: their schemas, and calls of them within a dispatch mode.
-
-Tested by tests/remat/test_rules.py.
-"""
+"""Operations of torch: their schemas, and calls of them within a dispatch mode."""
 
 from __future__ import annotations
 

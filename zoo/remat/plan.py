@@ -1,8 +1,6 @@
 """Plans which memory of a recorded forward pass is saved, and which backward recomputes, when, and for how long.
 
 A plan does not change any bits, so the plan of a network may change between two steps.
-
-Tested by tests/remat/test_plan.py.
 """
 
 from __future__ import annotations

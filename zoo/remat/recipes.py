@@ -1,7 +1,4 @@
-"""Recipes: how backward recomputes a tensor that forward did not save.
-
-Tested by tests/remat/test_rules.py.
-"""
+"""Recipes: how backward recomputes a tensor that forward did not save."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Records a forward pass as a graph of blocks of memory and the operations that compute them.
-
-Tested by tests/remat/test_plan.py.
-"""
+"""Records a forward pass as a graph of blocks of memory and the operations that compute them."""
 
 from __future__ import annotations
 

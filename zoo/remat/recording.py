@@ -1,7 +1,4 @@
-"""Records how the outputs of operations were computed.
-
-Tested by tests/remat/test_rematerializer.py.
-"""
+"""Records how the outputs of operations were computed."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""The dispatch mode that records a forward pass, and the hooks through which autograd saves recipes.
-
-Tested by tests/remat/test_rematerializer.py.
-"""
+"""The dispatch mode that records a forward pass, and the hooks through which autograd saves recipes."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Logs of the memory that a training step allocates and frees.
-
-Tested by tests/memory/test_allocations.py.
-"""
+"""Logs of the memory that a training step allocates and frees."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Tracks the contents of the tensors of a forward pass, and the memory that stays alive until backward.
-
-Tested by tests/remat/test_rematerializer.py.
-"""
+"""Tracks the contents of the tensors of a forward pass, and the memory that stays alive until backward."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Test errors of trained networks, compared with the published ones; untrained networks get the training command.
-
-Tested by tests/reproduce/test_revnet.py.
-"""
+"""Test errors of trained networks, compared with the published ones; untrained networks get the training command."""
 
 from __future__ import annotations
 

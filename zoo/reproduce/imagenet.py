@@ -1,7 +1,4 @@
-"""`zoo reproduce imagenet`: the published ImageNet scores beside those that `zoo.score` measures.
-
-Tested by tests/cli/test_reproduce.py.
-"""
+"""`zoo reproduce imagenet`: the published ImageNet scores beside those that `zoo.score` measures."""
 
 from __future__ import annotations
 

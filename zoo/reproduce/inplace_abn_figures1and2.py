@@ -1,7 +1,4 @@
-"""Figures 1 and 2, abstract and section 4.1 of Rota Bulo et al. 2018: memory saved for backward, counted.
-
-Tested by tests/reproduce/test_inplace_abn.py.
-"""
+"""Figures 1 and 2, abstract and section 4.1 of Rota Bulo et al. 2018: memory saved for backward, counted."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""The scores of Rota Bulo et al. 2018: Table 1 (left), Table 2, and the further networks of the authors' README.
-
-Tested by tests/reproduce/test_inplace_abn.py.
-"""
+"""The scores of Rota Bulo et al. 2018: Table 1 (left), Table 2, and the further networks of the authors' README."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Table 2 of Rota Bulo et al. 2018, and their blog: the pixels that in-place norms train with.
-
-Tested by tests/reproduce/test_inplace_abn.py.
-"""
+"""Table 2 of Rota Bulo et al. 2018, and their blog: the pixels that in-place norms train with."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Section 4.3 and the right half of Table 1 of Rota Bulo et al. 2018: the overhead of saving memory in a block.
-
-Tested by tests/reproduce/test_inplace_abn.py.
-"""
+"""Section 4.3 and the right half of Table 1 of Rota Bulo et al. 2018: the overhead of saving memory in a block."""
 
 from __future__ import annotations
 

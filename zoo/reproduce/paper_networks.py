@@ -1,7 +1,4 @@
-"""Networks of the papers, built for measurements, and the loss of one batch.
-
-Tested by tests/reproduce/test_revnet.py.
-"""
+"""Networks of the papers, built for measurements, and the loss of one batch."""
 
 from __future__ import annotations
 

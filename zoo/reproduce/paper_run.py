@@ -1,7 +1,4 @@
-"""`zoo reproduce PAPER` and `all`: measure the papers' items and write the reports and the scoreboard.
-
-Tested by tests/cli/test_reproduce_papers.py.
-"""
+"""`zoo reproduce PAPER` and `all`: measure the papers' items and write the reports and the scoreboard."""
 
 from __future__ import annotations
 

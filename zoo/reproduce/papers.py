@@ -1,7 +1,4 @@
-"""The papers, and the modules that measure their tables and figures.
-
-Tested by tests/cli/test_reproduce_papers.py.
-"""
+"""The papers, and the modules that measure their tables and figures."""
 
 from __future__ import annotations
 

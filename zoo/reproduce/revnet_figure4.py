@@ -1,8 +1,6 @@
 """Figure 4 of Gomez et al. 2017: angles between gradients, and the length of a training.
 
 They are read from training runs that logged angles (training.gradient_angle_meter).
-
-Tested by tests/reproduce/test_revnet.py.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""Table 1 and sections 3.2, 4, 5.1 and 5.2 of Gomez et al. 2017: memory, computation and time of a step.
-
-Tested by tests/reproduce/test_revnet.py.
-"""
+"""Table 1 and sections 3.2, 4, 5.1 and 5.2 of Gomez et al. 2017: memory, computation and time of a step."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Tables 2 to 5 of Gomez et al. 2017: parameters, test errors, and memory for images of ImageNet.
-
-Tested by tests/reproduce/test_revnet.py.
-"""
+"""Tables 2 to 5 of Gomez et al. 2017: parameters, test errors, and memory for images of ImageNet."""
 
 from __future__ import annotations
 

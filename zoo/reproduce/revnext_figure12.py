@@ -1,7 +1,4 @@
-"""Figure 12 of Hascoet et al. 2023: accuracy with reconstructed and with stored activations.
-
-Tested by tests/reproduce/test_revnext.py.
-"""
+"""Figure 12 of Hascoet et al. 2023: accuracy with reconstructed and with stored activations."""
 
 from __future__ import annotations
 

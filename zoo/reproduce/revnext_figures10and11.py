@@ -1,7 +1,4 @@
-"""Figures 10 and 11 of Hascoet et al. 2023: accuracy of reconstructed activations in untrained networks.
-
-Tested by tests/reproduce/test_revnext.py.
-"""
+"""Figures 10 and 11 of Hascoet et al. 2023: accuracy of reconstructed activations in untrained networks."""
 
 from __future__ import annotations
 

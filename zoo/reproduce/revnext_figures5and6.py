@@ -1,7 +1,4 @@
-"""Figures 5 and 6 of Hascoet et al. 2023: the signal-to-noise ratio after inverting a layer.
-
-Tested by tests/reproduce/test_revnext.py.
-"""
+"""Figures 5 and 6 of Hascoet et al. 2023: the signal-to-noise ratio after inverting a layer."""
 
 from __future__ import annotations
 

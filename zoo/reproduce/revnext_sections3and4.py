@@ -1,7 +1,4 @@
-"""Sections 3.4 to 4.4 of Hascoet et al. 2023: additional forward passes of a step, and the size of a kernel.
-
-Tested by tests/reproduce/test_revnext.py.
-"""
+"""Sections 3.4 to 4.4 of Hascoet et al. 2023: additional forward passes of a step, and the size of a kernel."""
 
 from __future__ import annotations
 

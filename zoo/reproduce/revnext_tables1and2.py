@@ -1,7 +1,4 @@
-"""Tables 1 and 2 of Hascoet et al. 2023: memory per input pixel, test errors and training time of their networks.
-
-Tested by tests/reproduce/test_revnext.py.
-"""
+"""Tables 1 and 2 of Hascoet et al. 2023: memory per input pixel, test errors and training time of their networks."""
 
 from __future__ import annotations
 

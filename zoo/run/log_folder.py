@@ -1,7 +1,4 @@
-"""Log folder of a training run: locked for other runs, and never overwritten.
-
-Tested by tests/faults/test_log_folder.py.
-"""
+"""Log folder of a training run: locked for other runs, and never overwritten."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Publishes a network on the Hugging Face Hub: weights, config.json and a model card, in one commit.
-
-Tested by tests/cli/test_push.py.
-"""
+"""Publishes a network on the Hugging Face Hub: weights, config.json and a model card, in one commit."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Scores a network on a folder of images: `score`.
-
-Tested by tests/cli/test_validate.py.
-"""
+"""Scores a network on a folder of images: `score`."""
 
 from __future__ import annotations
 

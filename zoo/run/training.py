@@ -1,7 +1,4 @@
-"""Training of an experiment on a folder of images, from the settings to the checkpoints: `train`.
-
-Tested by tests/run/test_public_runs.py.
-"""
+"""Training of an experiment on a folder of images, from the settings to the checkpoints: `train`."""
 
 from __future__ import annotations
 

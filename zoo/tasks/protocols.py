@@ -1,7 +1,4 @@
-"""Evaluation protocols: which views of an image the network sees, and how their logits are combined.
-
-Tested by tests/engine/test_validation.py.
-"""
+"""Evaluation protocols: which views of an image the network sees, and how their logits are combined."""
 
 from __future__ import annotations
 

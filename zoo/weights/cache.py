@@ -1,7 +1,4 @@
-"""The cache of published weights: files are downloaded into it, and verified whenever they are opened.
-
-Tested by tests/weights/test_fetch.py.
-"""
+"""The cache of published weights: files are downloaded into it, and verified whenever they are opened."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Loads the content of a weights file into a network, after a comparison of their descriptions.
-
-Tested by tests/weights/test_load.py and tests/weights/test_deeplab.py.
-"""
+"""Loads the content of a weights file into a network, after a comparison of their descriptions."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Weights files: their tensors with the description of the network.
-
-Tested by tests/weights/test_read.py.
-"""
+"""Weights files: their tensors with the description of the network."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Output folders of commands and of the cache, which are renamed into place when they are complete.
-
-Tested by tests/data/sources/test_shards.py and tests/data/prepare/test_sample.py.
-"""
+"""Output folders of commands and of the cache, which are renamed into place when they are complete."""
 
 from __future__ import annotations
 

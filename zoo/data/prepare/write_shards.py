@@ -1,7 +1,4 @@
-"""Writing shards: tar files in webdataset's format, and an index with a checksum of each image.
-
-Tested by tests/data/sources/test_shards.py.
-"""
+"""Writing shards: tar files in webdataset's format, and an index with a checksum of each image."""
 
 from __future__ import annotations
 

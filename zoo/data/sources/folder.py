@@ -1,7 +1,4 @@
-"""Class folders as a source of classified images, as `zoo.data.sources.shards` is for tar files.
-
-Tested by tests/data/sources/test_shards.py.
-"""
+"""Class folders as a source of classified images, as `zoo.data.sources.shards` is for tar files."""
 
 from __future__ import annotations
 

@@ -2,8 +2,6 @@
 
 The index of the folder DATA/train is the file DATA/train.index, in numpy's .npz format; the index of a read-only folder
 is in the cache.
-
-Tested by tests/data/sources/test_shards.py.
 """
 
 from __future__ import annotations

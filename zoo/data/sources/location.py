@@ -1,7 +1,4 @@
-"""Where a data set is: a folder of this machine, the address of one on a server, or a name in another package.
-
-Tested by tests/data/sources/test_remote.py.
-"""
+"""Where a data set is: a folder of this machine, the address of one on a server, or a name in another package."""
 
 from __future__ import annotations
 

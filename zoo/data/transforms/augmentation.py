@@ -2,8 +2,6 @@
 
 `finish` jitters the colors of a whole batch on the network's device and normalizes it. `pad_crop`, `cut_out` and
 `erase_randomly` work on normalized images.
-
-Tested by tests/data/transforms/test_classification.py.
 """
 
 from __future__ import annotations

@@ -2,8 +2,6 @@
 
 All functions share one backward. In eager mode the output overwrites the input. Under torch.compile the output is a new
 tensor, because in-place operations give wrong gradients in compiled networks; the compiler reuses the memory itself.
-
-Tested by tests/ops/abn/test_functional.py.
 """
 
 from __future__ import annotations

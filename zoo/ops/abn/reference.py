@@ -9,8 +9,6 @@ invertible (Rota Bulo et al., CVPR 2018, section 3; the absolute value is from t
 g = 1, without bias b = 0. csrc/README.md derives the backward formulas.
 
 Half precision is computed in float32, float64 in float64. Compiled kernels are tested against these.
-
-Tested by tests/ops/abn/test_functional.py and tests/ops/abn/test_kernels.py.
 """
 
 from __future__ import annotations

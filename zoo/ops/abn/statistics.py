@@ -1,7 +1,4 @@
-"""The statistics of a norm: of the batch, in one process or synchronized over a group, or the running statistics.
-
-Tested by tests/dist/test_sync_norm.py.
-"""
+"""The statistics of a norm: of the batch, in one process or synchronized over a group, or the running statistics."""
 
 from __future__ import annotations
 

@@ -18,8 +18,6 @@ it loads would not be 128 bits wide. Offsets have 64 bits.
 
 There are no atomics: each program stores its own result, per column if PERIOD is not 0, and a second kernel combines
 them in a fixed order. ACC is the accumulation dtype. Names and formulas follow reference.py.
-
-Tested by tests/ops/abn/test_triton.py.
 """
 
 import triton  # type: ignore

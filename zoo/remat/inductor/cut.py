@@ -1,7 +1,4 @@
-"""Translates joint graphs for the planner, which chooses what forward saves and when backward recomputes the rest.
-
-Tested by tests/remat/inductor/test_partition.py.
-"""
+"""Translates joint graphs for the planner, which chooses what forward saves and when backward recomputes the rest."""
 
 from __future__ import annotations
 

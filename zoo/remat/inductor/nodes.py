@@ -1,8 +1,6 @@
 """What the nodes of a graph are that AOTAutograd traces: tensors, views, symbolic sizes.
 
 ``meta["val"]`` of a node is an example of its value.
-
-Tested by tests/remat/inductor/test_partition.py.
 """
 
 from __future__ import annotations

@@ -3,8 +3,6 @@
 AOTAutograd traces forward and backward of a network into one joint graph of functional operations. `partition` plans
 what forward saves, clones every other forward node that backward reads into the backward part, in front of its reader,
 and lets torch split the graph there. Inductor fuses the clones into the kernels of backward.
-
-Tested by tests/remat/inductor/test_partition.py.
 """
 
 from __future__ import annotations
