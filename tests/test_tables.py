@@ -44,9 +44,9 @@ def test_result_shows_all_numbers_and_standard_errors() -> None:
     assert cells[1] == ["net", "center224", "77.50", "93.25", "0.19", "0.11", "0.90", "50000"]
 
 
-@pytest.mark.parametrize(("classes", "has_top5"), [(3, False), (5, False), (6, True)])
-def test_top_5_is_not_shown_if_it_is_always_correct(classes: int, has_top5: bool) -> None:
-    task = ClassificationTask(Experiment.model_validate({"network": {"arch": "resnet18", "classes": classes}}))
+@pytest.mark.parametrize(("num_classes", "has_top5"), [(3, False), (5, False), (6, True)])
+def test_top_5_is_not_shown_if_it_is_always_correct(num_classes: int, has_top5: bool) -> None:
+    task = ClassificationTask(Experiment.model_validate({"network": {"arch": "resnet18", "classes": num_classes}}))
     assert ("top5" in task.shown_labels) == has_top5
     table = results_table("net", task.shown_labels, [_result("center224")], None)
     assert "top-1 %" in table

@@ -37,7 +37,7 @@ class Ladder(Network):
     def __init__(
         self,
         norm: NormFactory,
-        classes: int,
+        num_classes: int,
         *,
         rungs: Sequence[int],
         width: int,
@@ -59,4 +59,4 @@ class Ladder(Network):
                 layers += [norm(width), conv2d(width, width, 3)]
             self.add_module(f"rung{index}", nn.Sequential(*layers, norm(width)))
             self._add_stage(f"rung{index}", channels=width, reduction=reduction)
-        self._add_classifier(classes)
+        self._add_classifier(num_classes)

@@ -71,14 +71,16 @@ def test_unavailable_weights_raise(monkeypatch: pytest.MonkeyPatch) -> None:
         build_external("torchvision:resnet18", pretrained=True)
 
 
-@pytest.mark.parametrize("classes", [None, 1000, 7])
-def test_pretrained_weights_load_except_other_classifier(classes: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("num_classes", [None, 1000, 7])
+def test_pretrained_weights_load_except_other_classifier(
+    num_classes: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     weights = build_external("torchvision:squeezenet1_1").state_dict()
     monkeypatch.setattr("torchvision.models._api.load_state_dict_from_url", lambda *_, **__: weights)
-    model = build_external("torchvision:squeezenet1_1", num_classes=classes, pretrained=True, dropout=0.25)
+    model = build_external("torchvision:squeezenet1_1", num_classes=num_classes, pretrained=True, dropout=0.25)
     other = {key for key, value in model.state_dict().items() if not torch.equal(value, weights[key])}
-    assert other == ({"classifier.1.weight", "classifier.1.bias"} if classes == 7 else set())
-    assert model.eval()(torch.zeros(1, 3, 64, 64)).shape == (1, classes or 1000)
+    assert other == ({"classifier.1.weight", "classifier.1.bias"} if num_classes == 7 else set())
+    assert model.eval()(torch.zeros(1, 3, 64, 64)).shape == (1, num_classes or 1000)
     assert [module.p for module in model.modules() if isinstance(module, torch.nn.Dropout)] == [0.25]
 
 

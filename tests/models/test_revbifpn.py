@@ -56,8 +56,8 @@ SHAPES = {  # of the authors' S0
 def build(memory: str = "auto", grid_bits: int | None = None, rate: float = 0.0, **options: Any) -> RevBiFPN:
     """Return a small network of four stages, with the same random weights in each call."""
     torch.manual_seed(0)
-    options = {"classes": 5} | TINY | options
-    model = RevBiFPN(None, options.pop("classes"), **options, memory=memory, grid_bits=grid_bits)
+    options = {"num_classes": 5} | TINY | options
+    model = RevBiFPN(None, options.pop("num_classes"), **options, memory=memory, grid_bits=grid_bits)
     model.initialize()
     model.set_drop_path_rate(rate)
     with torch.no_grad():
@@ -258,7 +258,7 @@ def train_on_small_images(model: torch.nn.Module, steps: int) -> dict[str, Tenso
 def test_gradients_with_drop_path_equal_stored_activations(features_only):
     results = []
     for memory in ("auto", "plain"):
-        model = build(memory, rate=0.5, features_only=features_only, classes=0 if features_only else 5).double()
+        model = build(memory, rate=0.5, features_only=features_only, num_classes=0 if features_only else 5).double()
         torch.manual_seed(3)
         results.append(step(model, images()))
     assert len(results[0]) == len(results[1]) > 500
@@ -277,7 +277,7 @@ def test_statistics_move_once_per_step_and_twice_as_authors_with_their_momentum(
 
 
 def test_features_are_maps_of_the_neck():
-    model = build(features_only=True, classes=0).eval()
+    model = build(features_only=True, num_classes=0).eval()
     whole = build().eval()
     missing = whole.load_state_dict(model.state_dict(), strict=False).missing_keys
     assert missing
@@ -300,7 +300,7 @@ def test_features_are_maps_of_the_neck():
 
 
 def test_first_two_features_alone_are_equal():
-    model = build(features_only=True, classes=0).eval()
+    model = build(features_only=True, num_classes=0).eval()
     x = images(torch.float32)
     expected = model(x)
     model.select_features([0, 1])

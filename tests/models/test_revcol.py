@@ -34,8 +34,8 @@ PARAMETERS = {  # of the authors' networks, with the number of tensors in their 
 def build(memory: str = "auto", rate: float = 0.0, **options: Any) -> RevCol:
     """Return a small network, with the same random weights in each call; factors are 0.5 + 0.1 n."""
     torch.manual_seed(0)
-    options = {"classes": 5} | TINY | options
-    model = RevCol(None, options.pop("classes"), **options, memory=memory)
+    options = {"num_classes": 5} | TINY | options
+    model = RevCol(None, options.pop("num_classes"), **options, memory=memory)
     model.initialize()
     model.set_drop_path_rate(rate)
     with torch.no_grad():
@@ -246,7 +246,7 @@ def test_file_with_intermediate_supervision_gives_its_last_classifier(tmp_path):
 
 
 def test_features_are_maps_of_last_column():
-    model, x = build(features_only=True, classes=0).eval(), images(torch.float32)
+    model, x = build(features_only=True, num_classes=0).eval(), images(torch.float32)
     assert model.feature_info.get_dicts()[1] == {"num_chs": 16, "reduction": 8, "module": "subnet2.level1"}
     shapes = [(2, width, 16 // 2**index, 16 // 2**index) for index, width in enumerate(TINY["channels"])]
     assert [tuple(each.shape) for each in model(x)] == shapes

@@ -45,11 +45,11 @@ NORMS = {"standard": "relu", "inplace": "leaky_relu"}
 
 
 def build_small(
-    kind, norm="standard", classes=5, network=RevNet, dtype=torch.float64, memory="auto", **options
+    kind, norm="standard", num_classes=5, network=RevNet, dtype=torch.float64, memory="auto", **options
 ) -> nn.Module:
     torch.manual_seed(0)
     options |= {"grid_bits": None} if network is RevNet else {}
-    model = network(norm_act(norm, NORMS[norm]), classes, **SMALL[kind], memory=memory, **options).to(dtype)
+    model = network(norm_act(norm, NORMS[norm]), num_classes, **SMALL[kind], memory=memory, **options).to(dtype)
     init_weights(model, "truncated_normal")
     return model
 
@@ -60,11 +60,11 @@ def images(kind="basic", number=4) -> torch.Tensor:
     return torch.randn(number, 3, size, size, dtype=torch.float64, generator=generator)
 
 
-@pytest.mark.parametrize(("name", "classes"), COUNTS)
-def test_parameter_counts_equal_code_of_paper(name, classes):
+@pytest.mark.parametrize(("name", "num_classes"), COUNTS)
+def test_parameter_counts_equal_code_of_paper(name, num_classes):
     with torch.device("meta"):
-        model = zoo.get(name, num_classes=classes)
-    assert sum(p.numel() for p in model.parameters()) == COUNTS[name, classes]
+        model = zoo.get(name, num_classes=num_classes)
+    assert sum(p.numel() for p in model.parameters()) == COUNTS[name, num_classes]
     assert {name for name, _ in COUNTS} == {*RESNETS, *REVNETS}
 
 
@@ -165,7 +165,7 @@ def test_pooled_shortcuts_fit_odd_maps():
 @pytest.mark.parametrize("norm", NORMS)
 @pytest.mark.parametrize("kind", SMALL)
 def test_gradients_statistics_and_outputs_equal_stored_activations(kind, norm, features_only):
-    options = {"features_only": features_only} | ({"classes": 0} if features_only else {})
+    options = {"features_only": features_only} | ({"num_classes": 0} if features_only else {})
     stored, reversible = (build_small(kind, norm, memory=memory, **options) for memory in ("plain", "auto"))
     assert list(stored.state_dict()) == list(reversible.state_dict())
     for seed in range(2):

@@ -30,8 +30,8 @@ TINY: dict[str, Any] = {"structure": (3,), "width": 16, "heads": 2, "patch": 4, 
 def build(memory: str = "auto", grid_bits: int | None = None, rate: float = 0.0, **options: Any) -> RevViT:
     """Return a small network of 16 patches, with the same random weights in each call."""
     torch.manual_seed(0)
-    options = {"classes": 5} | TINY | options
-    model = RevViT(None, options.pop("classes"), **options, memory=memory, grid_bits=grid_bits)
+    options = {"num_classes": 5} | TINY | options
+    model = RevViT(None, options.pop("num_classes"), **options, memory=memory, grid_bits=grid_bits)
     model.initialize()
     model.set_drop_path_rate(rate)
     with torch.no_grad():
@@ -99,7 +99,7 @@ def test_outputs_and_gradients_follow_authors_formulas(memory, layout):
 def test_gradients_with_drop_path_equal_stored_activations(features_only):
     results = []
     for memory in ("auto", "plain"):
-        model = build(memory, rate=0.5, features_only=features_only, classes=0 if features_only else 5).double()
+        model = build(memory, rate=0.5, features_only=features_only, num_classes=0 if features_only else 5).double()
         model.norm.requires_grad_(not features_only)
         torch.manual_seed(3)
         results.append(step(model, images()))
@@ -172,8 +172,8 @@ def test_weights_file_omits_norm_and_activation(tmp_path):
 
 
 def test_features_are_fused_streams_in_either_order_of_calls():
-    model = build(classes=0, features_only=True).eval()
-    whole = build(classes=5).eval()
+    model = build(num_classes=0, features_only=True).eval()
+    whole = build(num_classes=5).eval()
     whole.load_state_dict(model.state_dict(), strict=False)
     assert model.feature_info.get_dicts() == [{"num_chs": 32, "reduction": 4, "module": "rev_backbone"}]
     x = images(torch.float32)

@@ -21,11 +21,11 @@ SMOOTHING = 0.1
 TASK = task_of(parse_experiment({"optimizer": {"label_smoothing": SMOOTHING}}, "test"))
 
 
-def _logits_with_target_at_rank(ranks: list[int], classes: int) -> tuple[Tensor, Tensor]:
+def _logits_with_target_at_rank(ranks: list[int], num_classes: int) -> tuple[Tensor, Tensor]:
     """Logits whose target is the best, second best, ... entry of each row (0 = best)."""
-    logits = torch.arange(classes, 0, -1, dtype=torch.float32).repeat(len(ranks), 1)
+    logits = torch.arange(num_classes, 0, -1, dtype=torch.float32).repeat(len(ranks), 1)
     targets = torch.tensor(ranks)
-    shuffle = torch.randperm(classes, generator=torch.Generator().manual_seed(0))
+    shuffle = torch.randperm(num_classes, generator=torch.Generator().manual_seed(0))
     return logits[:, shuffle], torch.argsort(shuffle)[targets]
 
 

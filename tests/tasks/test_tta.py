@@ -22,13 +22,13 @@ CLASSES = 5
 FUSIONS = get_args(Fusion)
 
 
-def _network(stride: int = 4, classes: int = CLASSES, context: int = 1) -> nn.Module:
+def _network(stride: int = 4, num_classes: int = CLASSES, context: int = 1) -> nn.Module:
     """A network whose map is ``stride`` times smaller; each cell sees ``context`` cells around itself."""
     torch.manual_seed(0)
     return nn.Sequential(
         nn.Conv2d(3, 8, stride, stride),
         nn.Tanh(),
-        nn.Conv2d(8, classes, 2 * context + 1, padding=context),
+        nn.Conv2d(8, num_classes, 2 * context + 1, padding=context),
     ).double()
 
 
@@ -143,7 +143,7 @@ class _LargestTensor(TorchDispatchMode):
 @pytest.mark.parametrize("fusion", FUSIONS)
 def test_no_map_of_all_classes_exists_at_size_of_image(monkeypatch: pytest.MonkeyPatch, fusion: Fusion) -> None:
     monkeypatch.setattr(module, "STRIP_BYTES", 2**16)
-    network = _network(stride=8, classes=50)
+    network = _network(stride=8, num_classes=50)
     with _LargestTensor() as largest:
         segment_image(network, _image(128, 128), (1.0, 1.5), True, fusion=fusion)
     assert largest.numel < 50 * 128 * 128 / 4

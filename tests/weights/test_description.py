@@ -52,13 +52,13 @@ def test_files_of_other_trainers_have_no_record(content: dict[str, Any]) -> None
     assert parse_description(content, "w.pth") == (None, None)
 
 
-@pytest.mark.parametrize(("classes", "claimed"), [(3, MAX_CLASSES), (3, 0), (0, MAX_CLASSES)])
-def test_record_cannot_claim_other_classes_than_file_has(classes: int, claimed: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("num_classes", "claimed"), [(3, MAX_CLASSES), (3, 0), (0, MAX_CLASSES)])
+def test_record_cannot_claim_other_classes_than_file_has(num_classes: int, claimed: int, tmp_path: Path) -> None:
     """So that no file of a few bytes makes a reader build a classifier of gigabytes."""
-    state_dict = {"classifier.fc.weight": torch.ones(classes, 2)} if classes else {"a": torch.ones(1)}
+    state_dict = {"classifier.fc.weight": torch.ones(num_classes, 2)} if num_classes else {"a": torch.ones(1)}
     record = _changed(num_classes=claimed, class_names=None)
     torch.save({"state_dict": state_dict, "network": record}, tmp_path / "w.pth")
-    with pytest.raises(WeightsError, match=f"w.pth: .*num_classes = {claimed}, but the classifier has {classes} "):
+    with pytest.raises(WeightsError, match=f"w.pth: .*num_classes = {claimed}, but the classifier has {num_classes} "):
         read_weights(tmp_path / "w.pth")
     with pytest.raises(WeightsError, match=r"network\.num_classes"):
         zoo.get(tmp_path / "w.pth")

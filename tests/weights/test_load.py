@@ -23,13 +23,13 @@ from zoo.weights import LoadReport, load_state_dict
 class Net(nn.Module):
     """A network with the key grammar of the zoo and random values everywhere."""
 
-    def __init__(self, classes: int = 5, norm: type[ABN] = InPlaceABN, width: int = 4) -> None:
+    def __init__(self, num_classes: int = 5, norm: type[ABN] = InPlaceABN, width: int = 4) -> None:
         super().__init__()
         self.conv1 = nn.Conv2d(3, width, 3, bias=False)
         self.bn1 = norm(width)
         self.bn_out = norm(width)
-        if classes:
-            self.classifier = nn.Sequential(OrderedDict(fc=nn.Linear(width, classes)))
+        if num_classes:
+            self.classifier = nn.Sequential(OrderedDict(fc=nn.Linear(width, num_classes)))
         with torch.no_grad():
             for tensor in self.state_dict().values():
                 tensor.copy_(tensor + 1 + torch.rand(tensor.shape) if tensor.is_floating_point() else torch.tensor(9))
@@ -102,7 +102,7 @@ def test_half_precision_weights_are_converted() -> None:
 
 
 def test_headless_network_drops_classifier_and_says_so(caplog: pytest.LogCaptureFixture) -> None:
-    written, model = Net().state_dict(), Net(classes=0)
+    written, model = Net().state_dict(), Net(num_classes=0)
     with caplog.at_level(logging.INFO, logger="zoo"):
         report = load(model, written)
     assert_loaded(model, written)
@@ -111,7 +111,7 @@ def test_headless_network_drops_classifier_and_says_so(caplog: pytest.LogCapture
 
 
 def test_classifier_with_other_classes_is_kept_with_warning(caplog: pytest.LogCaptureFixture) -> None:
-    written, model = Net(classes=7).state_dict(), Net(classes=5)
+    written, model = Net(num_classes=7).state_dict(), Net(num_classes=5)
     before = values_of(model)
     report = load(model, written)
     assert torch.equal(model.classifier.fc.weight, before["classifier.fc.weight"])

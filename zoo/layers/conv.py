@@ -100,10 +100,10 @@ class GlobalAvgPool2d(nn.Module):
         return x.flatten(2).mean(-1)
 
 
-def build_classifier(channels: int, classes: int, drop_rate: float = 0.0, linear_name: str = "fc") -> nn.Sequential:
+def build_classifier(channels: int, num_classes: int, drop_rate: float = 0.0, linear_name: str = "fc") -> nn.Sequential:
     """Return ``avg_pool``, ``drop`` if ``drop_rate`` is above 0, and an uninitialized linear layer, ``fc``."""
     layers: OrderedDict[str, nn.Module] = OrderedDict(avg_pool=GlobalAvgPool2d())
     if drop_rate > 0:
         layers["drop"] = nn.Dropout(drop_rate)
-    layers[linear_name] = uninitialized(nn.Linear, channels, classes)
+    layers[linear_name] = uninitialized(nn.Linear, channels, num_classes)
     return nn.Sequential(layers)

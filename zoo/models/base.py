@@ -73,7 +73,7 @@ class Network(nn.Module):
 
     Args:
     - `norm`: function channels -> norm with its activation.
-    - `classes`: number of outputs of the classifier; with 0 forward returns pooled features (N, num_features).
+    - `num_classes`: number of outputs of the classifier; with 0 forward returns pooled features (N, num_features).
     - `features_only`: omit the classifier; forward returns the list of the stages' outputs.
     """
 
@@ -102,12 +102,12 @@ class Network(nn.Module):
         self._stages.append(modules)
         self._feature_info.append({"num_chs": channels, "reduction": reduction, "module": modules[-1]})
 
-    def _add_classifier(self, classes: int) -> None:
+    def _add_classifier(self, num_classes: int) -> None:
         """Add ``classifier``, or ``global_pool`` for 0 classes; nothing with ``features_only``."""
         if self.features_only:
             return
-        if classes > 0:
-            classifier = build_classifier(self.num_features, classes, self.drop_rate, self._linear_part())
+        if num_classes > 0:
+            classifier = build_classifier(self.num_features, num_classes, self.drop_rate, self._linear_part())
             setattr(self, self.classifier_name, classifier)
         else:
             self.global_pool = GlobalAvgPool2d()

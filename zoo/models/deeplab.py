@@ -72,7 +72,7 @@ class DeepLab(SegmentationNetwork):
 
     Args:
     - `norm`: function channels -> norm with its activation, for the head.
-    - `classes`: number of classes; 0 for no classifier.
+    - `num_classes`: number of classes; 0 for no classifier.
     - `body`: a network without classifier.
     - `head_dilations`, `pooling_size`: see `DeeplabV3`.
 
@@ -82,7 +82,7 @@ class DeepLab(SegmentationNetwork):
     def __init__(
         self,
         norm: NormFactory,
-        classes: int,
+        num_classes: int,
         *,
         body: Network,
         head_dilations: Sequence[int],
@@ -92,7 +92,7 @@ class DeepLab(SegmentationNetwork):
         head = DeeplabV3(
             body.num_features, HEAD_CHANNELS, dilations=head_dilations, norm_act=norm, pooling_size=pooling_size
         )
-        super().__init__(classes, body, head)
+        super().__init__(num_classes, body, head)
 
     @classmethod
     def build(  # type: ignore[override]

@@ -59,7 +59,7 @@ class DenseNet(Network):
     def __init__(
         self,
         norm: NormFactory,
-        classes: int,
+        num_classes: int,
         *,
         structure: Sequence[int],
         features_only: bool = False,
@@ -86,7 +86,7 @@ class DenseNet(Network):
             self.add_module(f"mod{number}", module)
             self._add_stage(*names, channels=channels, reduction=reduction)
         self.bn_out = out_of_place(norm(channels))
-        self._add_classifier(classes)
+        self._add_classifier(num_classes)
 
     def forward_features(self, x: Tensor) -> Tensor:
         """Return the last feature map (N, num_features, H, W), normalized and activated.

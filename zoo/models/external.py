@@ -228,7 +228,7 @@ def _preprocessing_of_torchvision(name: str, sha256: str | None) -> dict[str, An
     }
 
 
-def check_logits(model: nn.Module, name: str, classes: int, side: int, setting: str) -> None:
+def check_logits(model: nn.Module, name: str, num_classes: int, side: int, setting: str) -> None:
     """Raise ConfigError unless a network returns logits (N, classes) for square images.
 
     The network is on the meta device, so nothing is computed. If its forward pass needs values, nothing is checked.
@@ -250,14 +250,14 @@ def check_logits(model: nn.Module, name: str, classes: int, side: int, setting: 
             f"{setting} = {side}: {name} cannot be run on images of {side} x {side} px ({reason}); set the input size "
             "of the network, or pass its builder this size in network.options"
         ) from error
-    if not isinstance(output, Tensor) or output.shape != (2, classes):
+    if not isinstance(output, Tensor) or output.shape != (2, num_classes):
         found = (
             f"the shape {tuple(output.shape)}" if isinstance(output, Tensor) else f"an object {type(output).__name__}"
         )
         auxiliary = '; network.options {"aux_logits": false} removes auxiliary ones' * isinstance(output, tuple)
         raise ConfigError(
             f"network.arch = {name}: returns {found} for two images; training and scoring need logits of the shape "
-            f"(2, {classes}){auxiliary}"
+            f"(2, {num_classes}){auxiliary}"
         )
 
 

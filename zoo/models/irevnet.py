@@ -53,7 +53,7 @@ class IRevNet(Network):
     def __init__(
         self,
         norm: NormFactory,
-        classes: int,
+        num_classes: int,
         *,
         features_only: bool = False,
         blocks: Sequence[int],
@@ -80,7 +80,7 @@ class IRevNet(Network):
             self._add_stage(f"level{level}", channels=2 * channels, reduction=2**level)
             width *= 4
         self.bn_out = out_of_place(norm(2 * channels))
-        self._add_classifier(classes)
+        self._add_classifier(num_classes)
 
     def _run_stage(self, stage: tuple[str, ...], x: Tensor) -> Tensor:
         if stage == self._stages[0]:

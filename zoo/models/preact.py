@@ -43,7 +43,7 @@ class PreactNetwork(Network):
     def __init__(
         self,
         norm: NormFactory,
-        classes: int,
+        num_classes: int,
         *,
         structure: Sequence[int],
         widths: Sequence[int],
@@ -64,7 +64,7 @@ class PreactNetwork(Network):
             in_channels, reduction = out_channels, reduction * stride
             self._add_stage(f"mod{index + 2}", channels=in_channels, reduction=reduction)
         self.bn_out = out_of_place(norm(in_channels))
-        self._add_classifier(classes)
+        self._add_classifier(num_classes)
 
     def _build_module(self, shape: ModuleShape, norm: NormFactory, memory: str) -> nn.Module:
         """Return the blocks of one resolution."""

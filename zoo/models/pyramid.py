@@ -42,7 +42,7 @@ class Pyramid(SegmentationNetwork):
     cropped to the image: its sides are the sides of the image divided by the stride of the finest map, rounded up.
 
     Args:
-    - `classes`: number of classes; 0 for no classifier.
+    - `num_classes`: number of classes; 0 for no classifier.
     - `body`: a network with ``features_only``.
 
     Source: Sun et al., High-Resolution Representations for Labeling Pixels and Regions, arXiv:1904.04514, figure 3,
@@ -51,8 +51,8 @@ class Pyramid(SegmentationNetwork):
 
     head: MapFusion
 
-    def __init__(self, classes: int, *, body: Network) -> None:
-        super().__init__(classes, body, MapFusion(body.feature_info.channels(), HEAD_CHANNELS))
+    def __init__(self, num_classes: int, *, body: Network) -> None:
+        super().__init__(num_classes, body, MapFusion(body.feature_info.channels(), HEAD_CHANNELS))
 
     def forward_features(self, x: Tensor) -> Tensor:
         """Return the input of the classifier, (N, num_features, h, w), normalized and activated."""

@@ -61,7 +61,7 @@ class ResNet(Network):
     def __init__(
         self,
         norm: NormFactory,
-        classes: int,
+        num_classes: int,
         *,
         structure: Sequence[int],
         bottleneck: bool,
@@ -88,7 +88,7 @@ class ResNet(Network):
                 module.append(ResidualBlock(in_channels, channels, norm, 1, module_dilation, memory))
             self.add_module(f"mod{index + 2}", build_stage(module, memory))
             self._add_stage(f"mod{index + 2}", channels=in_channels, reduction=reduction)
-        self._add_classifier(classes)
+        self._add_classifier(num_classes)
 
 
 class ResidualBlock(nn.Module):

@@ -66,7 +66,7 @@ class ResNeXt(Network):
     def __init__(
         self,
         norm: NormFactory,
-        classes: int,
+        num_classes: int,
         *,
         structure: Sequence[int],
         features_only: bool = False,
@@ -90,4 +90,4 @@ class ResNeXt(Network):
             self.add_module(f"mod{index + 2}", build_stage(module, memory))
             self._add_stage(f"mod{index + 2}", channels=in_channels, reduction=reduction)
         self.bn_out = out_of_place(norm(in_channels))
-        self._add_classifier(classes)
+        self._add_classifier(num_classes)

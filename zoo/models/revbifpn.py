@@ -100,7 +100,7 @@ class RevBiFPN(Network):
     def __init__(
         self,
         norm: NormFactory | None,
-        classes: int,
+        num_classes: int,
         *,
         channels: Sequence[int],
         head_channels: Sequence[int],
@@ -130,15 +130,15 @@ class RevBiFPN(Network):
         self._last_channels = features
         if not features_only:
             self.head = PyramidHead(head_channels, features)
-        self._add_classifier(classes)
+        self._add_classifier(num_classes)
         for layer in self.modules():
             if isinstance(layer, ABN):
                 layer.momentum = norm_momentum
 
-    def _add_classifier(self, classes: int) -> None:
+    def _add_classifier(self, num_classes: int) -> None:
         if not self.features_only:
             self.global_pool = GlobalAvgPool2d()
-            self.head.fc = uninitialized(nn.Linear, self.num_features, classes) if classes > 0 else None
+            self.head.fc = uninitialized(nn.Linear, self.num_features, num_classes) if num_classes > 0 else None
 
     @property
     def num_features(self) -> int:

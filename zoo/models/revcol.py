@@ -77,7 +77,7 @@ class RevCol(Network):
     def __init__(
         self,
         norm: NormFactory | None,
-        classes: int,
+        num_classes: int,
         *,
         structure: Sequence[int],
         channels: Sequence[int],
@@ -95,13 +95,13 @@ class RevCol(Network):
             self.add_module(name, Column(channels, structure, is_first=index == 0))
         for index, width in enumerate(channels):
             self._add_stage(f"{self._columns[-1]}.level{index}", channels=width, reduction=4 * 2**index)
-        self._add_classifier(classes)
+        self._add_classifier(num_classes)
 
-    def _add_classifier(self, classes: int) -> None:
+    def _add_classifier(self, num_classes: int) -> None:
         if self.features_only:
             return
-        if classes > 0:
-            self.cls = MapClassifier(self.num_features, classes, self.drop_rate)
+        if num_classes > 0:
+            self.cls = MapClassifier(self.num_features, num_classes, self.drop_rate)
         else:
             self.global_pool = GlobalAvgPool2d()
 
@@ -181,11 +181,13 @@ class RevCol(Network):
 class MapClassifier(nn.Module):
     """Mean over the map, layer norm, dropout and a linear layer."""
 
-    def __init__(self, channels: int, classes: int, drop_rate: float) -> None:
+    def __init__(self, channels: int, num_classes: int, drop_rate: float) -> None:
         super().__init__()
         self.avg_pool = GlobalAvgPool2d()
         self.drop = nn.Dropout(drop_rate)
-        self.classifier = nn.Sequential(nn.LayerNorm(channels, eps=EPS), uninitialized(nn.Linear, channels, classes))
+        self.classifier = nn.Sequential(
+            nn.LayerNorm(channels, eps=EPS), uninitialized(nn.Linear, channels, num_classes)
+        )
 
     def forward(self, x: Tensor, pre_logits: bool = False) -> Tensor:
         """Return the logits (N, classes), or with ``pre_logits`` the linear layer's input."""

@@ -57,9 +57,11 @@ class RevNet(PreactNetwork):
     ``grid_bits`` is passed to the chains, see `ReversibleSequential`.
     """
 
-    def __init__(self, norm: NormFactory, classes: int, *, grid_bits: int | None, memory: str, **options: Any) -> None:
+    def __init__(
+        self, norm: NormFactory, num_classes: int, *, grid_bits: int | None, memory: str, **options: Any
+    ) -> None:
         self._grid_bits = grid_bits  # read by `_build_module`, which the base class calls
-        super().__init__(norm, classes, memory=memory, **options)
+        super().__init__(norm, num_classes, memory=memory, **options)
         # The stem has the largest maps of a network for ImageNet, and backward needs them last.
         self.recomputed = () if memory == "plain" else ("mod1",)
 

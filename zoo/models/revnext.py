@@ -81,12 +81,12 @@ class LargestValueNetwork(Network):
     poolings = ("max", "")
     images_per_input = 1  # images in the last map per input image; times 4 per batch pool
 
-    def _add_classifier(self, classes: int) -> None:
+    def _add_classifier(self, num_classes: int) -> None:
         if self.features_only:
             return
         pool = GlobalMax(self.images_per_input)
-        if classes > 0:
-            fc = uninitialized(ScaledLinear, self.num_features, classes, bias=False)
+        if num_classes > 0:
+            fc = uninitialized(ScaledLinear, self.num_features, num_classes, bias=False)
             self.classifier = nn.Sequential(OrderedDict(max_pool=pool, fc=fc))
         else:
             self.global_pool = pool
@@ -96,7 +96,7 @@ class InvertibleNetwork(LargestValueNetwork):
     """Levels of invertible layers, ``level0`` after the stem and the others after a pool; base of the two forms.
 
     Args:
-    - `classes`: number of classes; 0 for no classifier.
+    - `num_classes`: number of classes; 0 for no classifier.
     - `depths`: a number per level, passed to ``build_level``.
     - `pools`: one entry per down-sampling; "channel" turns each 2x2 window into channels, "batch" into images.
     - `channels`: channels of the stem.
@@ -110,7 +110,7 @@ class InvertibleNetwork(LargestValueNetwork):
 
     def __init__(
         self,
-        classes: int,
+        num_classes: int,
         depths: Sequence[int],
         pools: Sequence[str],
         channels: int,
@@ -128,7 +128,7 @@ class InvertibleNetwork(LargestValueNetwork):
             channels *= 4 if isinstance(first, ChannelPool) else 1
             self.add_module(f"level{level}", nn.Sequential(first, *build_level(level, channels, depth)))
             self._add_stage(f"level{level}", channels=channels, reduction=2**level)
-        self._add_classifier(classes)
+        self._add_classifier(num_classes)
 
     def layers(self) -> list[nn.Module]:
         """Return the layers up to the last map, in order."""
@@ -175,7 +175,7 @@ class FlatRevNeXt(InvertibleNetwork):
     def __init__(
         self,
         norm: NormFactory,
-        classes: int,
+        num_classes: int,
         *,
         features_only: bool = False,
         layers: Sequence[int],
@@ -188,7 +188,7 @@ class FlatRevNeXt(InvertibleNetwork):
             stem = _norm_act(channels, norm, eps_i) if level == 0 else []
             return stem + _units(channels, depth - (level == 0), norm, eps_i)
 
-        super().__init__(classes, layers, pools, channels, build_level, features_only, memory)
+        super().__init__(num_classes, layers, pools, channels, build_level, features_only, memory)
 
 
 @family("revnext", {"revnext": {}}, options=RevNeXtOptions, input="cifar")
@@ -213,7 +213,7 @@ class RevNeXt(InvertibleNetwork):
     def __init__(
         self,
         norm: NormFactory,
-        classes: int,
+        num_classes: int,
         *,
         features_only: bool = False,
         blocks: Sequence[int],
@@ -233,7 +233,7 @@ class RevNeXt(InvertibleNetwork):
 
         if len(blocks) != len(pools):
             raise ConfigError(f"blocks must have one number for each of the {len(pools)} pools, got {list(blocks)}")
-        super().__init__(classes, (1, *blocks), pools, channels, build_level, features_only, memory)
+        super().__init__(num_classes, (1, *blocks), pools, channels, build_level, features_only, memory)
 
 
 def _units(channels: int, number: int, norm: NormFactory, eps_i: float) -> list[Invertible]:

@@ -50,7 +50,7 @@ class RevNeXtBaseline(LargestValueNetwork):
     def __init__(
         self,
         norm: NormFactory,
-        classes: int,
+        num_classes: int,
         *,
         reversible: bool,
         blocks: Sequence[int],
@@ -75,7 +75,7 @@ class RevNeXtBaseline(LargestValueNetwork):
                 modules += [ResidualBlock(channels, (channels, channels), norm, memory=memory) for _ in range(depth)]
             self.add_module(f"level{level}", nn.Sequential(*modules))
             self._add_stage(f"level{level}", channels=channels, reduction=2**level)
-        self._add_classifier(classes)
+        self._add_classifier(num_classes)
 
 
 class WideningPool(nn.Module):
@@ -115,7 +115,7 @@ class TwoBranchIRevNet(LargestValueNetwork):
     def __init__(
         self,
         norm: NormFactory,
-        classes: int,
+        num_classes: int,
         *,
         features_only: bool = False,
         blocks: Sequence[int],
@@ -134,7 +134,7 @@ class TwoBranchIRevNet(LargestValueNetwork):
             links += [build_two_branch_block(channels, norm) for _ in range(depth)]
         self.chain = ReversibleSequential(links, store=memory == "plain", grid_bits=grid_bits)
         self._add_stage("stem", "chain", channels=channels, reduction=2 ** (len(blocks) - 1))
-        self._add_classifier(classes)
+        self._add_classifier(num_classes)
 
 
 def build_two_branch_block(channels: int, norm: NormFactory) -> ReversibleBlock:

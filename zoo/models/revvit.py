@@ -66,7 +66,7 @@ class RevViT(Network):
     def __init__(
         self,
         norm: NormFactory | None,
-        classes: int,
+        num_classes: int,
         *,
         structure: Sequence[int],
         width: int,
@@ -88,7 +88,7 @@ class RevViT(Network):
         self.rev_backbone = nn.Sequential(OrderedDict(layers=layers))
         self._add_stage("patch_embed", "rev_backbone", channels=2 * width, reduction=patch)
         self.norm = MapNorm(2 * width, eps=EPS)
-        self._add_classifier(classes)
+        self._add_classifier(num_classes)
 
     def _run_stage(self, stage: tuple[str, ...], x: Tensor) -> Tensor:
         if not is_fx_proxy(x) and x.shape[2:] != (self.image_size, self.image_size):

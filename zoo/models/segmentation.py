@@ -25,7 +25,7 @@ class SegmentationNetwork(Network):
     (`Network.forward_stages`).
 
     Args:
-    - `classes`: number of classes; 0 for no classifier.
+    - `num_classes`: number of classes; 0 for no classifier.
     - `body`, `head`: the parts.
     """
 
@@ -34,14 +34,14 @@ class SegmentationNetwork(Network):
     body: Network
     cls: nn.Conv2d
 
-    def __init__(self, classes: int, body: Network, head: nn.Module) -> None:
+    def __init__(self, num_classes: int, body: Network, head: nn.Module) -> None:
         super().__init__()
         self.body, self.head = body, head
-        self._add_classifier(classes)
+        self._add_classifier(num_classes)
 
-    def _add_classifier(self, classes: int) -> None:
-        if classes > 0:
-            self.cls = uninitialized(nn.Conv2d, HEAD_CHANNELS, classes, 1)
+    def _add_classifier(self, num_classes: int) -> None:
+        if num_classes > 0:
+            self.cls = uninitialized(nn.Conv2d, HEAD_CHANNELS, num_classes, 1)
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the logits (N, classes, H, W) of images x (N, 3, H, W), or without classifier the head's map."""

@@ -57,7 +57,7 @@ class WiderResNet(Network):
     def __init__(
         self,
         norm: NormFactory,
-        classes: int,
+        num_classes: int,
         *,
         structure: Sequence[int],
         features_only: bool = False,
@@ -85,7 +85,7 @@ class WiderResNet(Network):
             self.add_module(f"mod{number}", build_stage(blocks, memory))
             self._add_stage(*names, channels=in_channels, reduction=reduction)
         self.bn_out = out_of_place(norm(in_channels))
-        self._add_classifier(classes)
+        self._add_classifier(num_classes)
 
 
 @family(
@@ -109,7 +109,7 @@ class WiderResNetA2(WiderResNet):
     def __init__(
         self,
         norm: NormFactory,
-        classes: int,
+        num_classes: int,
         *,
         dilation: bool | int | Sequence[int],
         **options: Any,
@@ -120,4 +120,6 @@ class WiderResNetA2(WiderResNet):
         elif dilation is True or (bool(dilation) and dilation != 1):
             strides, dilations = (1, 1, 2, 1, 1, 1), (1, 1, 1, 2, 4, 4)
         dropouts = (0.0, 0.0, 0.0, 0.0, 0.3, 0.5)
-        super().__init__(norm, classes, num_pools=2, strides=strides, dilations=dilations, dropouts=dropouts, **options)
+        super().__init__(
+            norm, num_classes, num_pools=2, strides=strides, dilations=dilations, dropouts=dropouts, **options
+        )

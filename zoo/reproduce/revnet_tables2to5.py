@@ -56,9 +56,9 @@ def measure_parameters() -> ReportSection:
     """Return Table 2: number of parameters of the networks."""
     section = ReportSection("table2", "Table 2: parameters")
     for number in _of_item("Table 2"):
-        classes = int(number.id.rpartition("_")[2])
-        count = count_parameters(build_for_training(number.network, "meta", num_classes=classes))
-        section.add(f"{number.network}, {classes} classes", count / 1e6, number)
+        num_classes = int(number.id.rpartition("_")[2])
+        count = count_parameters(build_for_training(number.network, "meta", num_classes=num_classes))
+        section.add(f"{number.network}, {num_classes} classes", count / 1e6, number)
     return section
 
 

@@ -146,11 +146,11 @@ class SegmentationTask(Task):
 
         Upsamples one image at a time; all at once would take more memory than the training step.
         """
-        classes, ignore_label = logits.shape[1], self._settings.ignore_label
-        counts = torch.zeros(classes, classes, dtype=torch.int64, device=logits.device)
+        num_classes, ignore_label = logits.shape[1], self._settings.ignore_label
+        counts = torch.zeros(num_classes, num_classes, dtype=torch.int64, device=logits.device)
         for image_logits, image_targets in zip(logits.split(1), targets.split(1), strict=True):
             predictions = _at_size_of(image_targets, image_logits).argmax(dim=1)
-            counts += confusion_counts(image_targets, predictions, classes, ignore_label)
+            counts += confusion_counts(image_targets, predictions, num_classes, ignore_label)
         return counts.flatten()
 
     def scored(self, logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
@@ -196,8 +196,8 @@ class SegmentationTask(Task):
         )
 
     def _confusion(self, reading: Reading) -> ConfusionMatrix:
-        classes = self.config.network.num_classes
-        return ConfusionMatrix(reading.counts.view(classes, classes))
+        num_classes = self.config.network.num_classes
+        return ConfusionMatrix(reading.counts.view(num_classes, num_classes))
 
 
 def bootstrapped_loss(
