@@ -17,8 +17,8 @@ import torch
 import torchvision
 from PIL import Image
 
+from docs import tables
 from tests.data.sample_images import make_folder
-from tests.pages import tables
 from tests.test_architecture import ROOMS
 from zoo.cli import build_parser, main
 from zoo.cli.lean import split_arguments

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 import torch
 
+from docs.tables import RESULTS
 from tests.pages.provenance import find_faults
-from tests.pages.tables import RESULTS
 from zoo.benchmark.results import Case, Results
 from zoo.cli import build_parser
 from zoo.reproduce.scoreboard_files import read_rows

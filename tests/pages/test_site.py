@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.pages.tables import ROOT
+from docs.tables import ROOT
 
 REFERENCE = "\n".join(path.read_text() for path in sorted((ROOT / "docs" / "reference").glob("*.md")))
 #: Pages -> words that readers search for, as the index splits them.

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import statistics
 from collections.abc import Callable, Iterable, Sequence
 from fnmatch import fnmatchcase
@@ -16,7 +17,6 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
-from tests.pages.numbers import MARKERS
 from zoo.config.architectures import ARCHITECTURES, network_sizes
 from zoo.config.describe import SectionText, describe_options, describe_settings
 from zoo.config.experiment import Experiment
@@ -27,7 +27,7 @@ from zoo.models.revnet import REVERSIBLE_TWINS
 from zoo.reproduce.scoreboard import verdict_lines
 from zoo.reproduce.scoreboard_files import read_rows, summary
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "docs" / "results"
 FOLDERS = ("", "docs", "docs/tutorials", "docs/results", "experiments", "tests", "csrc")
 PAGES = {
@@ -36,6 +36,7 @@ PAGES = {
     for path in sorted((ROOT / folder).glob("*.md"))
     if folder != "docs/results" or path.name == "README.md"  # the others are generated from result files
 }
+MARKERS = re.compile(r"(<!-- (\w+) -->\n)(.*?)(<!-- /\2 -->)", re.DOTALL)  # around generated tables
 BASELINE = "std-BN"
 PARETO = ("resnet50", "resnext101", "densenet264")
 REVNETS = {"revnet104": "pareto_revnet104", "revnet164_cifar": "pareto_revnet164"}
@@ -106,6 +107,7 @@ def networks() -> str:
 
 
 def options() -> str:
+    """The options of networks, with the families that have them."""
     families: dict[tuple[str, str], dict[str, None]] = {}
     for arch in ARCHITECTURES.values():
         for option, meaning in describe_options(arch).items():
@@ -119,6 +121,7 @@ def options() -> str:
 
 
 def published_scores() -> str:
+    """The scores and the files of the original project's published weights."""
     rows, segmenting = [], []
     for name, entry in published().items():
         if entry.digest.kind != "md5":
@@ -139,6 +142,7 @@ def published_scores() -> str:
 
 
 def held() -> str:
+    """Bytes that the original project's networks hold for backward with each memory strategy."""
     strategies = list(dict.fromkeys(key for row in golden("held_bytes").values() for key in row))
     rows = [
         [f"`{name}`", *(_share(row[key], key) if key in row else "" for key in strategies)]
@@ -148,6 +152,7 @@ def held() -> str:
 
 
 def reversible() -> str:
+    """Bytes that reversible networks and their plain twins hold for backward."""
     strategies = list(golden("reversible_bytes")["resnet101_preact"])
     rows = [
         [f"`{name}`, `{REVERSIBLE_TWINS[name]}`", *(_share(row[key], key) for key in strategies)]
@@ -157,6 +162,7 @@ def reversible() -> str:
 
 
 def families() -> str:
+    """Megabytes that the other families hold for backward with each memory strategy."""
     strategies = ("plain", "lean", "checkpoint", "auto")
     rows = [
         [f"`{name}`", *(f"{row[key]:.1f}" if key in row else "" for key in strategies)]
@@ -213,6 +219,8 @@ LAYER_SHAPES = [[32, 64, 112, 112], [32, 256, 56, 56], [32, 512, 28, 28], [32, 1
 
 
 def layers() -> str:
+    """Time of in-place norms relative to standard batch norm, by shape."""
+
     def row(title: str, provider: str, dtype: str, layout: str) -> list[str]:
         about = {"subject": "norm + activation", "provider": provider, "dtype": dtype, "layout": layout}
         return [title, *(f"{median('layer_cpu', 'time ratio', shape=shape, **about):.2f}" for shape in LAYER_SHAPES)]
@@ -280,6 +288,7 @@ def _headline(
 
 
 def models() -> str:
+    """Time and peak memory of networks with in-place norms, relative to standard batch norm."""
     files = {
         "resnet50": "model_cpu",
         "resnet101": "model_cpu",
@@ -315,6 +324,7 @@ def fastest() -> str:
 
 
 def revnets() -> str:
+    """Time and peak memory of RevNets beside checkpointing and in-place norms."""
     rows = {"ResNet, checkpointed": "std-BN checkpointed", "ResNet, iABN": "iABN", "RevNet": "RevNet",
             "ResNet, iABN, checkpointed": "iABN checkpointed", "RevNet, iABN": "RevNet, iABN"}  # fmt: skip
     order = [*list(rows)[:2], "ResNet, iABN, checkpointed", "RevNet", "RevNet, iABN"]
@@ -549,6 +559,7 @@ CIFAR_RUNS = {  # title: file, label of the runs that reconstruct, label of thos
 
 
 def cifar10() -> str:
+    """Test errors on CIFAR-10 with reconstructed and with stored activations."""
     headers = ["", "training images", "epochs", "standard error, points", "reconstructed", "stored"]
     rows = []
     for title in CIFAR_RUNS:
@@ -616,6 +627,7 @@ SHORT_RUNS = {  # experiment: title of its runs in `CIFAR_RUNS`
 
 
 def experiments() -> str:
+    """The experiments with the settings that their scores depend on."""
     rows = []
     for path in sorted(experiments_dir().glob("*.json")):
         experiment, name = load_experiment(path), path.stem
