@@ -407,6 +407,26 @@ def lean_summary() -> str:
     return table(["", "bytes held", "peak bytes", "time of a step"], rows)
 
 
+def lean_little() -> str:
+    """Networks of which lean training saves little, with the reason."""
+    shown = [
+        ("a convolution and a ReLU, no norm", "lean_sweep_torchvision", "torchvision:vgg11"),
+        ("the same", "lean_sweep_torchvision", "torchvision:alexnet"),
+        ("recurrent layers", "lean_sweep", "timm:sequencer2d_s"),
+        ("gates, products of two maps", "lean_sweep", "timm:focalnet_tiny_srf"),
+        ("attention and linear layers", "lean_sweep_torchvision", "torchvision:vit_b_16"),
+        ("parameters", "libraries", "torchvision: Faster R-CNN"),
+        ("the same", "libraries", "MONAI: DynUNet"),
+        ("the same", "libraries", "segmentation_models_pytorch: Unet"),
+    ]
+    rows = []
+    for reason, file, subject in shown:
+        provider, peak = ("zoo.lean", "peak ratio") if file == "libraries" else ("lean", LEAN_METRICS[1])
+        ratios = [median(file, metric, subject=subject, provider=provider) for metric in ("held ratio", peak)]
+        rows.append([reason, subject, *(f"{each:.2f}" for each in ratios)])
+    return table(["what is most of it", "network", "bytes held", "peak bytes"], rows, text_columns=2)
+
+
 def lean_sweep() -> str:
     """The smallest network of each family of timm and torchvision, trained lean for a step."""
     rows = []
@@ -761,6 +781,7 @@ def _range(values: Sequence[float], form: str) -> str:
 SECTIONS: dict[str, Callable[[], str]] = {
     "training_recipes": training_recipes,
     "lean_sweep": lean_sweep,
+    "lean_little": lean_little,
     "libraries": libraries,
     "gpu_layers": gpu_layers,
     "gpu_models": gpu_models,
