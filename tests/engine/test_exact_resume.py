@@ -110,6 +110,13 @@ def _classification(folder: Path, world_size: int = 1, parts: int = 1, workers: 
     return Case(config, make_images(folder), KILL_AT - (world_size > 1), world_size, {"workers": workers})
 
 
+def _frozen(folder: Path) -> Case:
+    """Norms of the stem stay in evaluation mode after the resume, too."""
+    optimizer = {"freeze": ["[01]"]}
+    config = make_config(checkpoint={"every_steps": EVERY_STEPS}, optimizer=optimizer)
+    return Case(config, make_images(folder))
+
+
 def _lean(folder: Path) -> Case:
     network = {"arch": "torchvision:resnet18", "classes": 2, "memory": "lean"}
     sizes = {"crop_train": 32, "scale_val": 32, "crop_val": 32}
@@ -132,6 +139,7 @@ CASES: dict[str, Callable[[Path], Case]] = {
     "other workers": lambda folder: _classification(folder, workers=2)._replace(options_after={"workers": 1}),
     "two ranks": partial(_classification, world_size=2),
     "three ranks, two parts": partial(_classification, world_size=3, parts=2),
+    "frozen": _frozen,
     "lean": _lean,
     "segmentation": _segmentation,
 }

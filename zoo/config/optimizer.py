@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Annotated, Any
 
-from pydantic import ConfigDict, Field, SerializeAsAny, ValidationInfo, field_validator
+from pydantic import ConfigDict, Field, SerializeAsAny, StringConstraints, ValidationInfo, field_validator
 
 from zoo.config.limits import MAX_BATCH, MAX_RATE, MAX_REPLICAS, MAX_STEPS
 from zoo.config.schedule import Schedule
@@ -91,6 +91,14 @@ class Optimizer(Section):
     layers."""
     accumulate_steps: Annotated[int, Field(gt=0, le=MAX_BATCH)] = 1
     """Gradient accumulation: number of micro-batches per batch."""
+    freeze: list[Annotated[str, StringConstraints(min_length=1)]] = Field(default=[])
+    """Parts of the network that are not trained: names of modules or parameters, or shell-style patterns of them, such
+    as ["mod1", "mod2.*"]; classifier is the layer that computes logits. Norms of frozen parts stay in evaluation mode.
+    "!NAME" excepts a part, and the last pattern that matches decides: ["*", "!classifier"] trains the classifier
+    alone."""
+    layer_decay: Annotated[float, Field(gt=0, le=1)] = 1.0
+    """Factor of the learning rate from each layer to the layer before it, as in BEiT and timm; 1: the same rate for all
+    layers."""
     replicas: Annotated[int, Field(gt=0, le=MAX_REPLICAS)] | None = None
     """Number of replicas that share a batch, each with its own batch statistics, as the GPUs of a paper. Any number of
     processes, up to one per replica, then trains the same weights to the bit; null: one replica per process."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping
 from importlib import import_module
 from inspect import signature
 from typing import Any
@@ -11,6 +12,7 @@ import torch
 from torch import nn
 
 from zoo.config.optimizer import TIMM, WITH_MOMENTUM, Optimizer
+from zoo.engine.layer_decay import layers_of
 from zoo.errors import ConfigError
 from zoo.models.classifier import classifier_parameters
 from zoo.torch_internals.data import NormBase
@@ -22,9 +24,10 @@ def build_optimizer(model: nn.Module, settings: Optimizer) -> torch.optim.Optimi
     """Return the optimizer of all parameters that require a gradient, each in exactly one group.
 
     Every group has its base rate as ``initial_lr``: ``learning_rate``, or ``classifier_lr``, unless that is -1, for
-    `classifier_parameters`. ``decay_norms`` and ``decay_biases`` turn weight decay of norms and of
-    other biases and vectors on. The parameters that the method ``no_weight_decay`` of the model names, as networks of
-    timm have it, are never decayed.
+    `classifier_parameters`. Each layer before the last one has ``layer_decay`` times the rate of the layer after it,
+    see `layers_of`. ``decay_norms`` and ``decay_biases`` turn weight decay of norms and of other biases and vectors on.
+    The parameters that the method ``no_weight_decay`` of the model names, as networks of timm have it, are never
+    decayed.
 
     Raises ConfigError if no parameter requires a gradient, for ``classifier_lr`` if none of them is the classifier's,
     and for an unknown optimizer or parameter of timm.
@@ -68,6 +71,7 @@ def _parameter_groups(model: nn.Module, settings: Optimizer) -> list[dict[str, A
     names_of: Callable[[], Iterable[str]] = getattr(model, "no_weight_decay", tuple)
     never_decayed = set(names_of())
     ids_of_classifier = set() if settings.classifier_lr == -1 else _ids_of_classifier(model, settings.classifier_lr)
+    scales = _layer_scales(model, settings.layer_decay)
     groups: dict[tuple[float, float], dict[str, Any]] = {}
     for name, parameter in model.named_parameters():  # yields a shared parameter once
         if not parameter.requires_grad:
@@ -76,10 +80,23 @@ def _parameter_groups(model: nn.Module, settings: Optimizer) -> list[dict[str, A
         is_vector = not is_of_norm and (name.rpartition(".")[2] == "bias" or parameter.ndim <= 1)
         without_decay = (is_of_norm and not settings.decay_norms) or (is_vector and not settings.decay_biases)
         decay = 0.0 if without_decay or name in never_decayed else settings.weight_decay
-        lr = settings.classifier_lr if id(parameter) in ids_of_classifier else settings.learning_rate
+        lr = settings.classifier_lr if id(parameter) in ids_of_classifier else settings.learning_rate * scales[name]
         empty: dict[str, Any] = {"params": [], "lr": lr, "initial_lr": lr, "weight_decay": decay}
         groups.setdefault((lr, decay), empty)["params"].append(parameter)
     return list(groups.values())
+
+
+def _layer_scales(model: nn.Module, decay: float) -> Mapping[str, float]:
+    """Return the factor of the rate of each parameter; ConfigError if a decay finds a single layer."""
+    if decay == 1:
+        return defaultdict(lambda: 1.0)
+    layers = layers_of(model)
+    last = max(layers.values(), default=0)
+    if last == 0:
+        what = f"all parameters of {type(model).__name__} belong to one layer"
+        remedy = "remove the key, or give the module a method group_matcher, as networks of timm have it"
+        raise ConfigError(what, f"optimizer.layer_decay = {decay}", remedy)
+    return {name: decay ** (last - layer) for name, layer in layers.items()}
 
 
 def _ids_of_classifier(model: nn.Module, rate: float) -> set[int]:

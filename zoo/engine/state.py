@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.optim.swa_utils import get_ema_multi_avg_fn
 
 from zoo.config.experiment import Experiment
+from zoo.engine.freezing import freeze
 from zoo.engine.meters import Meter, merged
 from zoo.engine.optim import build_optimizer
 from zoo.engine.process import Process, broadcast_tensors
@@ -73,9 +74,13 @@ class TrainState:
 
 
 def build_state(task: Task, model: nn.Module, process: Process) -> TrainState:
-    """Return the state of a new run that trains ``model``, which is moved to the process's device."""
+    """Return the state of a new run that trains ``model``, which is moved to the process's device.
+
+    ``optimizer.freeze`` freezes parts of it, see `zoo.engine.freezing.freeze`.
+    """
     config = task.config
     model.to(process.device)
+    eval_modules = [*dict.fromkeys([*_eval_modules(model), *freeze(model, config.optimizer.freeze)])]
     if config.training.channels_last:
         layout: Any = {"memory_format": torch.channels_last}  # not in the type stubs of torch 2.11 and 2.13
         model.to(**layout)
@@ -94,7 +99,7 @@ def build_state(task: Task, model: nn.Module, process: Process) -> TrainState:
         ema=copy.deepcopy(model).requires_grad_(False) if config.optimizer.ema_decay is not None else None,
         meter=Meter(process.device, task.num_counts),
         replicas=replicas,
-        eval_modules=process.broadcast(_eval_modules(model)),
+        eval_modules=process.broadcast(eval_modules),
     )
 
 

@@ -1,0 +1,160 @@
+"""Frozen parts keep their weights and statistics, and everything else trains as if they were frozen by hand."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import zoo
+from tests.dist.spawn import run_distributed
+from tests.engine.tiny import MemoryLog, build_net, differences, make_config, make_images, run
+from zoo.config.experiment import Experiment
+from zoo.config.network import NetworkSpec
+from zoo.engine.checkpoint import CHECKPOINT, read
+from zoo.engine.freezing import freeze
+from zoo.errors import ConfigError
+from zoo.layers import ABN
+
+STEM = ["0", "1"]  # convolution and norm of `build_net`
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_images(tmp_path_factory.mktemp("data"), num_train=24)
+
+
+def _config(*patterns: str, **optimizer: Any) -> Experiment:
+    return make_config(optimizer={"freeze": list(patterns), **optimizer})
+
+
+def _state(model: nn.Module) -> dict[str, Tensor]:
+    return {name: value.clone() for name, value in model.state_dict().items()}
+
+
+def _changed(before: dict[str, Tensor], after: dict[str, Tensor]) -> set[str]:
+    return {name for name in before if not torch.equal(before[name], after[name])}
+
+
+def _build_frozen_by_hand(network: NetworkSpec) -> nn.Module:
+    model = build_net(network)
+    for name in STEM:
+        model.get_submodule(name).requires_grad_(False).eval()
+    return model
+
+
+def test_run_is_bit_identical_to_run_of_module_frozen_by_hand(data: Path, tmp_path: Path) -> None:
+    frozen = run(_config(*STEM), data, tmp_path / "pattern", log := MemoryLog())
+    by_hand = run(_config(), data, tmp_path / "hand", own := MemoryLog(), build=_build_frozen_by_hand)
+    assert log.numbers == own.numbers
+    assert _changed(_state(frozen.model), _state(by_hand.model)) == set()
+    assert len(log.numbers) == 9
+    assert frozen.eval_modules == ["1"]
+
+
+def test_frozen_parts_keep_weights_and_statistics(data: Path, tmp_path: Path) -> None:
+    before: dict[str, Tensor] = {}
+
+    def build(network: NetworkSpec) -> nn.Module:
+        model = build_net(network)
+        before.update(_state(model))
+        return model
+
+    state = run(_config(*STEM), data, tmp_path, MemoryLog(), build=build)
+    assert state.ema is not None
+    trained = {name for name in before if name.startswith(("4.", "5.", "8."))}
+    assert _changed(before, _state(state.model)) == trained
+    assert _changed(before, _state(state.ema)) == trained
+    assert [name for name, each in state.model.named_parameters() if not each.requires_grad] == [
+        "0.weight",
+        "1.weight",
+        "1.bias",
+    ]
+
+
+def _frozen_run(config: Experiment, data: Path, folder: Path) -> tuple[Any, ...]:
+    state = run(config, data, folder, log := MemoryLog())
+    return log.numbers, log.digests, state.model.state_dict(), build_net_state(config)
+
+
+def build_net_state(config: Experiment) -> dict[str, Tensor]:
+    """Return the initial state of the network of `run`."""
+    from zoo.engine.process import seed_everything
+
+    seed_everything(config.seed, -1)
+    return build_net(config.network).state_dict()  # type: ignore[arg-type]
+
+
+@pytest.mark.dist
+def test_replicas_of_frozen_network_train_same_weights_on_any_number_of_processes(data: Path, tmp_path: Path) -> None:
+    config = _config(*STEM, replicas=2)
+    expected = _frozen_run(config, data, tmp_path / "one")
+    assert _changed(expected[3], expected[2]) == {name for name in expected[3] if name[0] in "458"}
+    for reported in run_distributed(_frozen_run, 2, config, data, tmp_path / "two"):
+        assert reported[:2] == expected[:2]
+    assert differences(read(tmp_path / "one" / CHECKPOINT), read(tmp_path / "two" / CHECKPOINT)) == []
+
+
+@pytest.mark.dist
+def test_two_processes_keep_frozen_parts(data: Path, tmp_path: Path) -> None:
+    for _, _, after, before in run_distributed(_frozen_run, 2, _config(*STEM), data, tmp_path):
+        assert _changed(before, after) == {name for name in before if name[0] in "458"}
+
+
+class _Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Sequential(nn.Conv2d(3, 4, 1), nn.BatchNorm2d(4))
+        self.layer1 = nn.Sequential(ABN(4), nn.Dropout())
+        self.layer10 = nn.BatchNorm2d(4, affine=False)
+        self.fc = nn.Linear(4, 2)
+
+
+@pytest.mark.parametrize(
+    ("patterns", "trained", "norms"),
+    [
+        ([], {"stem.0", "stem.1", "layer1.0", "fc"}, []),
+        (["stem"], {"layer1.0", "fc"}, ["stem.1"]),
+        (["stem.0"], {"stem.1", "layer1.0", "fc"}, []),
+        (["layer1"], {"stem.0", "stem.1", "fc"}, ["layer1.0"]),
+        (["layer1*"], {"stem.0", "stem.1", "fc"}, ["layer1.0", "layer10"]),
+        (["layer10"], {"stem.0", "stem.1", "layer1.0", "fc"}, ["layer10"]),
+        (["*", "!fc"], {"fc"}, ["stem.1", "layer1.0", "layer10"]),
+        (["classifier"], {"stem.0", "stem.1", "layer1.0"}, []),
+        (["*", "!stem", "stem.0"], {"stem.1"}, ["layer1.0", "layer10"]),
+        (["stem.1.weight", "*.1.bias"], {"stem.0", "layer1.0", "fc"}, ["stem.1"]),
+    ],
+)
+def test_patterns_select_parts(patterns: list[str], trained: set[str], norms: list[str]) -> None:
+    model = _Net()
+    assert freeze(model, patterns) == norms
+    found = {name.rpartition(".")[0] for name, each in model.named_parameters() if each.requires_grad}
+    assert found == trained
+
+
+@pytest.mark.parametrize(
+    "name", ["resnet18", "torchvision:resnet18", "timm:vit_tiny_patch16_224", "revnet38_cifar", "densenet121"]
+)
+def test_classifier_alone_is_trained(name: str) -> None:
+    with torch.device("meta"):
+        model = zoo.get(name)
+    freeze(model, ["*", "!classifier"])
+    trained = [name for name, each in model.named_parameters() if each.requires_grad]
+    assert trained == [name for name, _ in model.named_parameters()][-2:]
+
+
+@pytest.mark.parametrize(
+    ("patterns", "error"),
+    [
+        (["layer2"], r"optimizer.freeze: 'layer2' matches no module.*of _Net; the nearest names are .*layer1"),
+        (["stem", "!fcc"], r"'!fcc' matches no module.*the nearest names are fc"),
+        (["zzz"], "'zzz' matches no .*; its modules are stem, layer1, layer10, fc"),
+        (["*"], r"optimizer.freeze: \*: no parameter is left to train; .*\"!classifier\""),
+    ],
+)
+def test_wrong_patterns_raise(patterns: list[str], error: str) -> None:
+    with pytest.raises(ConfigError, match=error):
+        freeze(_Net(), patterns)
