@@ -7,19 +7,18 @@ from typing import Any
 import pytest
 import torch
 
-from tests.remat.hunt import (
+from tests.remat.hunt.judge import (
     RIGHT,
     WRONG,
-    Program,
     Verdict,
     compiled_programs,
     judge,
     judge_compiled,
-    program,
     programs,
     shrink,
-    write,
 )
+from tests.remat.hunt.programs import Program, program
+from tests.remat.hunt.writer import write
 from zoo.remat import recording
 from zoo.remat.inductor import partition
 from zoo.remat.rules import RULES, rule_of

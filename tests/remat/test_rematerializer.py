@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tests.remat.hunt import Saves
+from tests.remat.hunt.operations import Saves
 from tests.remat.programs import FrozenBody, are_equal, assert_same, bytes_held, gradients, images, network
 from tests.torch_internals.test_dispatch import Watch
 from zoo.memory.held import HeldLog

@@ -19,7 +19,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
-from tests.remat.hunt import copied, same_bits
+from tests.remat.hunt.judge import same_bits
+from tests.remat.hunt.runner import copied
 from zoo.remat import Rematerializer
 from zoo.remat.exact_norms import FASTER, batch_norm, max_pool_with_indices
 from zoo.remat.operations import aten
