@@ -14,7 +14,7 @@ from zoo.config.limits import MAX_BATCH, MAX_REPLICAS, MAX_SIDE, MAX_STEPS
 from zoo.config.network import ExternalSpec, NetworkSpec, Spec, validate_spec
 from zoo.config.optimizer import Optimizer
 from zoo.config.record import NetworkRecord, Preprocessing, Scale, Side, escape_names
-from zoo.config.regularization import Regularization
+from zoo.config.regularization import ClassWeights, Regularization
 from zoo.config.section import Section
 from zoo.config.segmentation_section import Segmentation
 from zoo.errors import ConfigError
@@ -43,7 +43,7 @@ class Input(Preprocessing):
 
     classification_only = (
         *("scale_train", "pad_train", "crop_scale_train", "crop_ratio_train", "interpolation_train", "augment_train"),
-        *("random_erasing_train", "repeats_train", "cutout_train", "shuffle_shards"),
+        *("random_erasing_train", "repeats_train", "cutout_train", "shuffle_shards", "sampling_train"),
         *("scale_val", "crop_val", "interpolation_val", "crop_mode_val"),
     )
 
@@ -67,6 +67,9 @@ class Input(Preprocessing):
     repeats_train: Annotated[int, Field(ge=1, le=1000)] = 1
     """Repeated augmentation (Hoffer et al. 2020): each image that an epoch draws is drawn this many times in succession
     with different augmentations, and an epoch has as many images as without; 1: none."""
+    sampling_train: ClassWeights | None = None
+    """Weighted sampling: an epoch draws as many images as there are, with replacement. Relative frequency of an image
+    of each class; "balanced": each class is drawn equally often; null: each image once per epoch."""
     augment_train: str | None = None
     """Automatic augmentation after crop and flip: randaugment, trivialaugment, autoaugment or augmix of torchvision, or
     a policy of timm, if that is installed, such as timm:rand-m9-mstd0.5-inc1; null: none."""
@@ -114,6 +117,11 @@ class Input(Preprocessing):
             for key in ("crop_scale_train", "crop_ratio_train"):
                 if getattr(self, key) != Input.model_fields[key].default:
                     yield key, "has no effect with pad_train, which crops without resizing; remove one"
+        if self.sampling_train is not None:
+            if self.shuffle_shards is not None:
+                yield "sampling_train", "draws from all shards, and shuffle_shards reads some at a time; remove one"
+            if isinstance(self.sampling_train, list) and not any(self.sampling_train):
+                yield "sampling_train", "should have a weight above 0"
         yield from self._augmentation_conflicts()
 
     def _augmentation_conflicts(self) -> Iterator[tuple[str, str]]:
@@ -244,6 +252,11 @@ class Experiment(Section):
             yield "network.num_classes", "should be greater than 0"
         if self.regularization.mixes and self.optimizer.batch_size % 2:
             yield "optimizer.batch_size", "should be even with mixup or cutmix, which mix the images of its halves"
+        weights = {"regularization.class_weights": self.regularization.class_weights}
+        weights["input.sampling_train"] = self.input.sampling_train
+        for key, value in weights.items():
+            if isinstance(value, list) and len(value) != self.network.num_classes:
+                yield key, f"should have a weight for each of the {self.network.num_classes} classes, not {len(value)}"
         if self.segmentation is not None:
             yield from self._segmentation_conflicts(self.segmentation)
 

@@ -19,6 +19,8 @@ COMMON_NAMES = {
     **dict.fromkeys(("aa", "augment", "auto_augment"), ("input.augment_train",)),
     **dict.fromkeys(("reprob", "random_erase", "random_erasing"), ("input.random_erasing_train",)),
     **dict.fromkeys(("smoothing", "label_smoothing"), ("optimizer.label_smoothing",)),
+    **dict.fromkeys(("class_weight", "weight"), ("regularization.class_weights",)),
+    **dict.fromkeys(("sampler", "weighted_sampling"), ("input.sampling_train",)),
     **dict.fromkeys(("classes", "num_classes"), ("network.num_classes",)),
 }
 OF_DEVICE = "the environment variable CUDA_VISIBLE_DEVICES chooses the GPUs, and none if it is empty"

@@ -108,6 +108,10 @@ class ImageDataset(Dataset[Sample]):
         """Return the file name of image ``index``: text, as Path interns its parts, so memory would grow with each."""
         return os.path.join(self.root, os.fsdecode(self._names[index]))
 
+    def targets(self) -> np.ndarray:
+        """Return the class of each image, (n,) int64, without reading an image; DataError if that is impossible."""
+        raise DataError("the classes of the images are not known before they are read", self.root)
+
     def names_digest(self) -> str:
         """Return the sha256 of the names of classes and files, see `zoo.data.sources.folder.source_digest`."""
         return source_digest(self.classes, self._names)
@@ -189,6 +193,10 @@ class ImageFolder(ImageDataset):
     def number_classes(self, numbers: Sequence[int]) -> None:
         """Set the target of class folder i to ``numbers[i]``, before any image is drawn."""
         self._outputs = np.array(numbers)[self._outputs]
+
+    def targets(self) -> np.ndarray:
+        """Return the class of each image."""
+        return self._outputs[self.source.targets].astype(np.int64)
 
     def names_digest(self) -> str:
         """Return the sha256 of the names and of the details of the source."""

@@ -23,6 +23,7 @@ from zoo.data.dataset import Batch, ImageDataset, ImageFolder, Sample, collate
 from zoo.data.map_dataset import Datasets, MapDataset
 from zoo.data.sampler import Key, TrainBatches, ValBatches, replicas_of
 from zoo.data.sources.location import DataPath
+from zoo.data.targets import weighted_order
 from zoo.data.transforms.classification import TrainTransform, ValTransform
 from zoo.errors import DataError, truncate
 from zoo.torch_internals.data import end_workers
@@ -122,18 +123,26 @@ def build_train_loader(
     Its ``batch_sampler`` holds the epoch and the position.
 
     Raises DataError if the folder is unusable, has more classes than the network, or does not support
-    ``input.shuffle_shards``.
+    ``input.shuffle_shards``; and for ``input.sampling_train`` if the labels of a data set are not known.
     """
     transform = TrainTransform(config.input)
     if isinstance(data, Datasets):
         num_classes = config.network.num_classes
         own = MapDataset(data.train, transform, num_classes, seed=config.seed)
-        return loader_of_crops(own, config, options)
+        return loader_of_crops(own, config, options, order=_weighted_order(own, config))
     images = ImageFolder(data / "train", transform, seed=config.seed)
     check_num_classes(images, config.network.num_classes)
-    order = partial(images.source.order, window=config.input.shuffle_shards)
+    order = _weighted_order(images, config) or partial(images.source.order, window=config.input.shuffle_shards)
     order(torch.Generator())  # raises for an invalid window before the workers start
     return loader_of_crops(images, config, options, order=order)
+
+
+def _weighted_order(images: ImageDataset, config: Experiment) -> Callable[[torch.Generator], Tensor] | None:
+    """Return how an epoch draws images by ``input.sampling_train``; None if that is not set."""
+    setting = config.input.sampling_train
+    if setting is None:
+        return None
+    return weighted_order(setting, images.targets(), config.network.num_classes, images.root)
 
 
 def loader_of_crops(

@@ -18,6 +18,7 @@ from zoo.data.dataset import ImageDataset, Sample
 from zoo.data.identity import object_digests
 from zoo.data.reading import delivered
 from zoo.data.seeding import seeded_global_generators
+from zoo.data.targets import targets_of
 from zoo.data.transforms.classification import Drawn, Transform, as_pixels
 from zoo.errors import DataError, join_names, shorten_repr
 from zoo.tables import counted
@@ -86,6 +87,7 @@ class MapDataset(ImageDataset):
         self.transform = transform
         self.num_classes = num_classes
         self._outputs: list[int] | None = None
+        self._listed: np.ndarray | None = None  # known before the items are read; what they return has to agree
 
     def number_classes(self, numbers: Sequence[int]) -> None:
         """Set the target of class i to ``numbers[i]``, before any image is drawn."""
@@ -94,6 +96,15 @@ class MapDataset(ImageDataset):
     def file_name(self, index: int) -> str:
         """Return the name of an item in messages."""
         return f"item {index} of {self.root}"
+
+    def targets(self) -> np.ndarray:
+        """Return the class of each item, see `targets_of`. Raises DataError if that finds none."""
+        found = targets_of(self.dataset)
+        if found is None:
+            what = "the labels of its items are not known before the items are read"
+            raise DataError(what, self.root, "give it an attribute targets, a list of the labels")
+        self._listed = np.array([self._target(label, self.file_name(index)) for index, label in enumerate(found)])
+        return self._listed
 
     def digests(self) -> dict[str, str]:
         """Return the digests of the names of the classes and of the attributes of the data set."""
@@ -117,6 +128,9 @@ class MapDataset(ImageDataset):
             what = f"it is {shorten_repr(item)}, not a pair (image, label) or a dict with these keys"
             raise DataError(what, name)
         image, target = item[0], self._target(item[1], name)
+        if self._listed is not None and target != self._listed[index]:
+            what = f"its label is {target}, and {self._listed[index]} in the attribute that lists the labels"
+            raise DataError(what, name, "correct the attribute")
         if isinstance(image, Tensor) and image.is_floating_point():
             return Sample(Drawn(image), target, name)
         return Sample(self.transform.draw(as_pixels(image), generator), target, name)

@@ -15,6 +15,7 @@ from zoo.data.loader import Loader, LoaderOptions, build_train_loader, build_val
 from zoo.data.map_dataset import Datasets
 from zoo.data.sampler import TrainBatches, ValBatches
 from zoo.data.sources.location import DataPath
+from zoo.data.targets import class_weights
 from zoo.data.transforms.classification import ValTransform
 from zoo.engine.meters import Reading
 from zoo.engine.task import Result, Task
@@ -71,6 +72,7 @@ class ClassificationTask(Task):
     labels = LABELS
     protocols = PROTOCOLS
     num_counts = 2
+    _class_weights: Tensor | None = None
 
     @property
     def shown_labels(self) -> Mapping[str, str]:
@@ -78,8 +80,15 @@ class ClassificationTask(Task):
         return {name: LABELS[name] for name, top in TOP_K.items() if top < self.config.network.num_classes}
 
     def build_train_loader(self, data: DataPath | Datasets, options: LoaderOptions) -> Loader[TrainBatches]:
-        """Return the loader of ``data``/train, or of ``data.train``."""
-        return build_train_loader(data, self.config, options)
+        """Return the loader of ``data``/train, or of ``data.train``.
+
+        `loss` has the weights that the settings say, which may depend on the numbers of its images by class.
+        """
+        loader = build_train_loader(data, self.config, options)
+        setting = self.config.regularization.class_weights
+        if setting is not None:
+            self._class_weights = class_weights(setting, loader.dataset.targets, self.config.network.num_classes)
+        return loader
 
     def build_val_loader(
         self,
@@ -116,13 +125,16 @@ class ClassificationTask(Task):
     def loss(self, logits: Tensor, targets: Tensor) -> Tensor:
         """Return the summed loss of the images, with the configured label smoothing; logits (N, classes).
 
-        Targets are classes (N,), or shares of the classes (N, classes) if the images are mixed.
+        Targets are classes (N,), or shares of the classes (N, classes) if the images are mixed. Classes are
+        weighted once `build_train_loader` has been called.
         """
         smoothing, settings = self.config.optimizer.label_smoothing, self.config.regularization
         if targets.dim() == 2:
             targets = targets.to(logits.dtype)
         if settings.loss == "cross_entropy":
-            return F.cross_entropy(logits, targets, reduction="sum", label_smoothing=smoothing)
+            if self._class_weights is not None:
+                self._class_weights = self._class_weights.to(logits)
+            return F.cross_entropy(logits, targets, self._class_weights, reduction="sum", label_smoothing=smoothing)
         num_classes = logits.shape[1]
         shares = targets if targets.dim() == 2 else F.one_hot(targets, num_classes).to(logits.dtype)
         shares = shares * (1 - smoothing) + smoothing / num_classes
