@@ -84,14 +84,20 @@ TUTORIALS = [page for page in TEXTS if page.startswith("docs/tutorials/")]
 
 
 def run_example(page: str, example: str, namespace: dict[str, object], capsys: pytest.CaptureFixture[str]) -> None:
-    """Run an example; a block of text behind it has the first lines that it prints, or the beginning before " ..."."""
+    """Run an example; a block of text behind it has the first lines that it prints, or the beginning before " ...".
+
+    Lines after a line "..." are the last ones.
+    """
     code, _, printed = example.partition("```")
     for package in re.findall(r"^(?:import|from) (timm|accelerate|lightning|peft|transformers)\b", code, re.MULTILINE):
         pytest.importorskip(package)
         warnings.simplefilter("ignore")  # until the end of the test; Lightning warns of its own code
     exec(compile(code, page, "exec"), namespace)
-    lines = printed.rpartition("```text\n")[2].rstrip("\n").splitlines()
-    for line, found in zip(lines, capsys.readouterr().out.splitlines(), strict=False):
+    first, _, last = printed.rpartition("```text\n")[2].rstrip("\n").partition("\n...\n")
+    found_lines = capsys.readouterr().out.splitlines()
+    shown = [*zip(first.splitlines(), found_lines, strict=False)]
+    shown += zip(reversed(last.splitlines()), reversed(found_lines), strict=False)
+    for line, found in shown:
         assert found == line or (line.endswith(" ...") and found.startswith(line.removesuffix("...")))
 
 
