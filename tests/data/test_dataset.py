@@ -15,8 +15,9 @@ from PIL import Image
 from torch import Tensor
 
 from tests.data.sample_images import make_folder, random_image
+from tests.refusals import refused
 from zoo.config.experiment import Input
-from zoo.data.classes import check_num_classes, check_same_classes
+from zoo.data.classes import check_num_classes
 from zoo.data.dataset import ImageFolder
 from zoo.data.transforms.classification import Drawn, TrainTransform, Transform, ValTransform
 from zoo.data.transforms.pixels import Pixels
@@ -77,15 +78,13 @@ def test_files_are_closed(root: Path) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error", ResourceWarning)
         assert images[0, 0].path == str(root / "a" / "000.png")
-        with pytest.raises(DataError, match=f"^{bad}: "):
-            images[0, 1]
+        refused(DataError, lambda: images[0, 1], f"{bad}: ")
 
 
 def test_image_failing_in_transform_is_unreadable(root: Path) -> None:
     random_image(0, 40, 30).save(root / "a" / "001.png")
     transform = ValTransform(-1, 11, [0.5] * 3, [0.5] * 3)
-    with pytest.raises(DataError, match=f"^{root}/a/000.png: .*a crop of 11 px does not fit .*; replace or remove"):
-        ImageFolder(root, transform)[0, 0]
+    refused(DataError, lambda: ImageFolder(root, transform)[0, 0], f"{root}/a/000.png: ", "11 px")
     assert ImageFolder(root, transform)[0, 1].drawn.pixels.shape == (3, 11, 11)
 
 
@@ -98,20 +97,8 @@ def test_bug_in_transform_is_not_reported_as_bad_data(root: Path) -> None:
         ImageFolder(root, _Broken()).__getitems__([(0, 0)])
 
 
-def test_all_differences_between_classes_are_in_one_error(tmp_path: Path) -> None:
-    train = ImageFolder(make_folder(tmp_path / "train", {"cat": 1, "dog": 1, "emu": 1, "fox": 1}), PLAIN)
-    val = ImageFolder(make_folder(tmp_path / "val", {"Cat": 1, "dog": 1, "fox": 1}), PLAIN)
-    message = r"2 only in train/: cat, emu; 1 only in val/: Cat"
-    with pytest.raises(DataError, match=message) as caught:
-        check_same_classes(train, val)
-    assert str(tmp_path) in str(caught.value)
-    check_same_classes(train, train)
-
-
-def test_more_classes_than_outputs_raise_and_fewer_warn(root: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_fewer_classes_than_outputs_warn(root: Path, caplog: pytest.LogCaptureFixture) -> None:
     images = ImageFolder(root, PLAIN)
-    with pytest.raises(DataError, match="2 class folders but the network has 1 output;"):
-        check_num_classes(images, 1)
     check_num_classes(images, 2)
     assert not caplog.records
     with caplog.at_level(logging.WARNING):

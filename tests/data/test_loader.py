@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from tests.data.sample_images import make_folder
+from tests.refusals import refused
 from zoo.config.experiment import Experiment
 from zoo.config.parse import parse_experiment
 from zoo.data.loader import Loader, LoaderOptions, build_train_loader, build_val_loader
@@ -114,8 +115,7 @@ def test_unreadable_image_arrives_as_one_line_with_its_name(data: Path, workers:
     loader = iter(_val_loader(data, workers=workers))
     for _ in range(3):
         assert len(next(loader).targets) == 2
-    with pytest.raises(DataError, match=f"^{bad}: an image cannot be read: [^\n]*; [^\n]*$"):
-        next(loader)
+    assert "\n" not in refused(DataError, lambda: next(loader), f"{bad}: an image cannot be read: ")
 
 
 def test_workers_end_with_loader_after_fault(data: Path) -> None:
@@ -133,12 +133,9 @@ def test_workers_end_with_loader_after_fault(data: Path) -> None:
         gc.enable()
 
 
-def test_class_may_be_missing_from_validation_only(data: Path) -> None:
-    for split in ("train", "val"):
-        (data / split / "aa").mkdir()
+def test_class_may_be_missing_from_validation(data: Path) -> None:
+    (data / "val" / "aa").mkdir()
     assert torch.cat([batch.targets for batch in _val_loader(data)]).unique().tolist() == [0, 2]
-    with pytest.raises(DataError, match="1 of 3 class folders are empty"):
-        _train_loader(data, workers=0)
 
 
 def test_workers_ignore_signals_to_process_group(data: Path) -> None:

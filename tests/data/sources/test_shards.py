@@ -20,6 +20,7 @@ import pytest
 import torch
 
 from tests.data.sample_images import CLASSES, make_splits, small_experiment
+from tests.refusals import refused
 from zoo.cli import main
 from zoo.data.dataset import ImageFolder, open_source
 from zoo.data.loader import LoaderOptions, build_train_loader
@@ -215,14 +216,12 @@ def test_class_names_are_the_same_from_every_editor(shards: Path, content: bytes
 
 
 @pytest.mark.parametrize(
-    ("content", "message"),
-    [("ant\nbee\ncat\n".encode("utf-16-le"), "not UTF-8 text"), (b"ant\n \ncat\n", "line 2 is blank")],
+    ("content", "name"), [("ant\nbee\ncat\n".encode("utf-16-le"), "UTF-8"), (b"ant\n \ncat\n", "line 2")]
 )
-def test_unreadable_class_names_raise(shards: Path, content: bytes, message: str) -> None:
+def test_unreadable_class_names_raise(shards: Path, content: bytes, name: str) -> None:
     (shards / "train" / "classes.txt").write_bytes(content)
     index_path(shards / "train").unlink()
-    with pytest.raises(DataError, match=f"classes.txt: the class names cannot be read: .*{message}"):
-        open_source(shards / "train")
+    refused(DataError, lambda: open_source(shards / "train"), "classes.txt: ", name)
 
 
 @contextmanager
@@ -245,28 +244,25 @@ def _device(tar: tarfile.TarFile) -> None:
 
 
 @pytest.mark.parametrize(
-    ("members", "message"),
+    ("members", "names"),
     [
-        (_link, "1.png is a link or a device"),
-        (_device, "1.png is a link or a device"),
-        ({"1.png": b"x"}, "sample 1 has no class: neither 1.cls nor .json"),
-        ({"1.cls": b"1"}, "sample 1 has 0 images, not one"),
-        (
-            {"cat.v2.png": b"x", "cat.v2.cls": b"1"},
-            "sample cat has 0 images, not one: its members are cat.v2.png, cat.v2.cls, as the key .* first dot",
-        ),
-        ({"n01_1.JPEG": b"x", "n01_2.JPEG": b"x"}, "sample n01_1 has no class: .* archive of one class, unpack it"),
-        ({"1.png": b"x", "1.jpg": b"x", "1.cls": b"1"}, "sample 1 has 2 images"),
-        ({"1.png": b"x", "1.PNG": b"x", "1.cls": b"1"}, "1.PNG occurs twice"),
-        ({"1.png": b"x", "1.cls": b"one"}, "sample 1 has no class: its .cls is not a whole number"),
-        ({"1.png": b"x", "1.cls": b"-1"}, "its .cls is not a whole number from 0 to 99,999"),
-        ({"1.png": b"x", "1.cls": b"9" * 5000}, "its .cls is not a whole number"),
-        ({"1.png": b"x", "1.json": b'{"label": true}'}, "label in its .json is not a whole number"),
-        ({"1.png": b"x", "1.json": b"[" * 100_000}, "label in its .json is not a whole number"),
+        (_link, ["1.png", "link"]),
+        (_device, ["1.png", "device"]),
+        ({"1.png": b"x"}, ["sample 1 ", "1.cls", ".json"]),
+        ({"1.cls": b"1"}, ["sample 1 ", "0 images"]),
+        ({"cat.v2.png": b"x", "cat.v2.cls": b"1"}, ["sample cat ", "0 images", "cat.v2.png, cat.v2.cls", "first dot"]),
+        ({"n01_1.JPEG": b"x", "n01_2.JPEG": b"x"}, ["sample n01_1 ", "archive of one class"]),
+        ({"1.png": b"x", "1.jpg": b"x", "1.cls": b"1"}, ["sample 1 ", "2 images"]),
+        ({"1.png": b"x", "1.PNG": b"x", "1.cls": b"1"}, ["1.PNG"]),
+        ({"1.png": b"x", "1.cls": b"one"}, ["sample 1 ", ".cls"]),
+        ({"1.png": b"x", "1.cls": b"-1"}, [".cls", "0 to 99,999"]),
+        ({"1.png": b"x", "1.cls": b"9" * 5000}, [".cls"]),
+        ({"1.png": b"x", "1.json": b'{"label": true}'}, ["label", ".json"]),
+        ({"1.png": b"x", "1.json": b"[" * 100_000}, ["label", ".json"]),
     ],
 )
 def test_unreadable_shards_are_named(
-    tmp_path: Path, members: dict[str, bytes] | Callable[[tarfile.TarFile], None], message: str
+    tmp_path: Path, members: dict[str, bytes] | Callable[[tarfile.TarFile], None], names: list[str]
 ) -> None:
     path = tmp_path / "train" / "0.tar"
     if callable(members):
@@ -274,15 +270,13 @@ def test_unreadable_shards_are_named(
             members(tar)
     else:
         _write_tar(path, members)
-    with pytest.raises(DataError, match=f"train/0.tar: .*{message}.*; replace it"):
-        open_source(tmp_path / "train")
+    refused(DataError, lambda: open_source(tmp_path / "train"), "train/0.tar: ", *names)
     assert not index_path(tmp_path / "train").exists()
 
 
 def test_index_of_other_shards_raises(shards: Path) -> None:
     (shards / "train" / "000005.tar").unlink()
-    with pytest.raises(DataError, match=r"belongs to other shards; .*remove it, and it is written again"):
-        open_source(shards / "train")
+    refused(DataError, lambda: open_source(shards / "train"), "train.index")
 
 
 def test_changed_bytes_of_shard_are_named(shards: Path) -> None:
@@ -291,9 +285,7 @@ def test_changed_bytes_of_shard_are_named(shards: Path) -> None:
     content = bytearray(path.read_bytes())
     content[content.index(image) + len(image) // 2] ^= 1
     path.write_bytes(content)
-    message = "train/000000.tar/000000000.*: an image cannot be read: the shard is damaged, or has changed"
-    with pytest.raises(DataError, match=message):
-        open_source(shards / "train").read(0)
+    refused(DataError, lambda: open_source(shards / "train").read(0), "train/000000.tar/000000000")
     assert open_source(shards / "train").read(1) == source.read(1)
 
 
@@ -302,8 +294,7 @@ def test_damaged_index_raises(shards: Path) -> None:
     whole = path.read_bytes()
     for cut in (0, 5, len(whole) // 2, len(whole) - 1):
         path.write_bytes(whole[:cut])
-        with pytest.raises(DataError, match=r"train.index: the index cannot be used: .*; remove it, and it is written"):
-            Shards(shards / "train")
+        refused(DataError, lambda: Shards(shards / "train"), "train.index: ")
 
 
 def _without_index(shards: Path) -> Path:
@@ -324,8 +315,7 @@ def test_truncated_shard_raises(shards: Path, damage: str) -> None:
     else:
         del content[start + (100 if "in" in damage else 0) :]
     path.write_bytes(content)
-    with pytest.raises(DataError, match=f"{path}: the shard is truncated or damaged after byte {start:,}"):
-        Shards(shards / "train")
+    refused(DataError, lambda: Shards(shards / "train"), f"{path}: ", f"byte {start:,}")
 
 
 @pytest.mark.parametrize("names", [["bug", "bee", "cat"], ["bee", "ant", "cat"], ["ant", "bee", "cat", "dog"], None])
@@ -333,8 +323,7 @@ def test_class_names_other_than_in_index_raise(shards: Path, names: list[str] | 
     """None: the file was removed, and the classes are called by their numbers."""
     path = shards / "train" / "classes.txt"
     path.unlink() if names is None else path.write_text("\n".join(names))
-    with pytest.raises(DataError, match=r"classes.txt .* ant, bee, cat; remove it"):
-        Shards(shards / "train")
+    refused(DataError, lambda: Shards(shards / "train"), "classes.txt", "ant, bee, cat")
     index_path(shards / "train").unlink()
     assert Shards(shards / "train", allow_empty_classes=True).classes == (names or ["0", "1", "2"])
 
@@ -359,11 +348,10 @@ def test_label_corrected_after_indexing_raises(tmp_path: Path, kind: str) -> Non
     _write_tar(shard, {**members, label: members[label].replace(b"1", b"0")})
     assert shard.stat().st_size == size
     source = open_source(shard.parent, allow_empty_classes=True)
-    with pytest.raises(DataError, match=r"0.tar/1: .* has changed since it was indexed"):
-        source.read(0)
+    refused(DataError, lambda: source.read(0), "0.tar/1: ")
     assert source.read(1) == members["2.png"]
-    with pytest.raises(DataError, match=r"0.tar/1: .* has changed since .*; replace the shard; .*remove its index"):
-        ImageFolder(shard.parent, TrainTransform(small_experiment().input), allow_empty_classes=True)[0, 0]
+    images = ImageFolder(shard.parent, TrainTransform(small_experiment().input), allow_empty_classes=True)
+    refused(DataError, lambda: images[0, 0], "0.tar/1: ", "index")
     index_path(shard.parent).unlink()
     corrected = open_source(shard.parent, allow_empty_classes=True)
     assert (corrected.read(0), corrected.targets.tolist()) == (image, [0, 0])
@@ -372,8 +360,7 @@ def test_label_corrected_after_indexing_raises(tmp_path: Path, kind: str) -> Non
 def test_label_too_large_for_index_raises(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("zoo.data.sources.shards.MAX_IMAGE_BYTES", 30)
     _write_tar(tmp_path / "train" / "0.tar", {"1.png": b"x", "1.json": b'{"label": 1}' + b" " * 30})
-    with pytest.raises(DataError, match="the label of sample 1 has 42 bytes, more than 30"):
-        open_source(tmp_path / "train")
+    refused(DataError, lambda: open_source(tmp_path / "train"), "sample 1 ", "42 bytes", "30")
 
 
 @pytest.fixture
@@ -428,8 +415,7 @@ def test_index_in_cache_follows_changes(read_only: Path, tmp_path: Path, change:
 @pytest.mark.parametrize("number", [errno.EROFS])
 def test_index_without_writable_place_raises(read_only: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ZOO_CACHE", str(Path(__file__) / "x"))
-    with pytest.raises(DataError, match=r"the index cannot be written: Not a directory; .*ZOO_CACHE"):
-        Shards(read_only)
+    refused(DataError, lambda: Shards(read_only), "Not a directory", "ZOO_CACHE")
 
 
 @pytest.mark.dist

@@ -7,14 +7,13 @@ import itertools
 import pickle
 from collections.abc import Iterator
 from functools import partial
-from pathlib import Path
 from random import Random
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
-from torch import Tensor, nn
+from torch import Tensor
 from torchvision import transforms as tv
 from torchvision.transforms import functional as tvF
 
@@ -25,7 +24,6 @@ from zoo.data.seeding import random_of_torch
 from zoo.data.transforms.augmentation import Normalization, draw_colors, erase_randomly, finish
 from zoo.data.transforms.classification import TrainTransform, ValTransform, random_box
 from zoo.data.transforms.pixels import PILPixels, TensorPixels, open_pixels
-from zoo.errors import ConfigError, DataError
 
 MEAN, STD = [0.485, 0.456, 0.406], [0.229, 0.224, 0.225]
 CFG = {"mean": MEAN, "std": STD, "scale": 12, "crop": 8, "interpolation": "bilinear", "source": None}
@@ -65,12 +63,6 @@ def test_ten_crops_are_corners_center_and_their_mirror_images() -> None:
     tops_and_lefts = [(0, 0), (0, 12), (6, 0), (6, 12), (3, 6)]
     windows = [part[:, y : y + 8, x : x + 8] for part in (whole, mirrored) for y, x in tops_and_lefts]
     assert _close(ValTransform(-1, 8, MEAN, STD, ten_crops=True)(image), np.stack(windows))
-
-
-@pytest.mark.parametrize("ten_crops", [False, True])
-def test_crop_larger_than_unscaled_image_raises(ten_crops: bool) -> None:
-    with pytest.raises(DataError, match=r"crop of 11 px .* image of 40 x 10 px \(scale -1\)"):
-        ValTransform(-1, 11, MEAN, STD, ten_crops)(random_image(0, width=40, height=10))
 
 
 @pytest.mark.parametrize("scale", [-1, 24])
@@ -226,18 +218,6 @@ def test_cutout_blanks_one_square_to_mean_color() -> None:
     assert places == set(itertools.product(range(3), range(3)))
 
 
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"crop_train": 13, "pad_train": 1}, r"image of 20 x 10 px is too small for a crop of 13 px with 1 px"),
-        ({"crop_train": 8, "pad_train": 10, "pad_mode_train": "reflect"}, r"with 10 px of padding \(reflect\)"),
-    ],
-)
-def test_image_smaller_than_padded_crop_raises(settings: dict, message: str) -> None:
-    with pytest.raises(DataError, match=message):
-        TrainTransform(Input(**settings))(random_image(0, width=20, height=10))
-
-
 def _blended(image: np.ndarray, kind: int, factor: float) -> np.ndarray:
     gray = (GRAY[:, None, None] * image).sum(axis=0, keepdims=True)
     other = [gray, np.zeros_like(image), np.full_like(image, gray.mean())][kind]
@@ -357,47 +337,3 @@ def test_batch_is_treated_image_by_image(options: dict) -> None:
     batch = torch.stack([_as_tensor(random_image(seed, width=30, height=20)) for seed in range(3)])
     transform = transforms(CFG, **options)
     assert torch.equal(transform(batch), torch.stack([transform(image) for image in batch]))
-
-
-@pytest.mark.parametrize("training", [False, True])
-@pytest.mark.parametrize(
-    ("image", "message"),
-    [
-        (torch.rand(3, 20, 30) * 255, r"values from 0\.\d+ to 25\d\.\d+; .* between 0 and 1"),
-        (torch.full((3, 20, 30), torch.nan), "values from nan to nan"),
-        (torch.zeros(3, 20, 30, dtype=torch.int64), "torch.int64"),
-        (torch.zeros(20, 30), r"shape \(20, 30\)"),
-        (torch.zeros(0, 3, 20, 30), r"shape \(0, 3, 20, 30\)"),
-        (np.zeros((3, 20, 30), np.uint8), r"array of shape \(3, 20, 30\)"),
-        (np.zeros((20, 30, 3)), "float64"),
-        (np.zeros((0, 30, 3), np.uint8), r"array of shape \(0, 30, 3\)"),
-        ("cat.jpg", r"got a str; .*PIL.Image.open"),
-        (Path("cat.jpg"), r"got a \w*Path; .*PIL.Image.open"),
-        (None, "got a NoneType"),
-        (Image.new("F", (30, 20)), "beyond 16 bits does not define white"),
-        (Image.new("RGB", (0, 20)), "0 x 20 px"),
-    ],
-)
-def test_unsupported_image_type_raises_with_supported_types(training: bool, image: object, message: str) -> None:
-    with pytest.raises(DataError, match=message):
-        transforms(CFG, training=training)(image)
-
-
-@pytest.mark.parametrize(
-    ("source", "options", "message"),
-    [
-        (CFG, {"crop": 20}, r"crop_val = 20: should be at most scale_val, which is 12"),
-        (CFG, {"crop": 0}, "crop_val = 0"),
-        (CFG, {"scale": 2**40, "crop": 2**40}, "1099511627776"),
-        (CFG, {"training": True, "crop": -1}, "crop_train = -1"),
-        (CFG, {"training": True, "scale": 20}, "scale=20 belongs to validation"),
-        ({"mean": MEAN, "input_size": (3, 224, 224)}, {}, "has no std, scale, crop, interpolation"),
-        (CFG, {"training": True, "ten_crops": True}, "ten crops are for validation"),
-        (CFG | {"interpolation": "lanczos"}, {}, "interpolation"),
-        (nn.Identity(), {}, "Identity has no pretrained_cfg"),
-        ("rensett18", {}, "rensett18"),
-    ],
-)
-def test_invalid_inputs_raise(source: object, options: dict, message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        transforms(source, **options)

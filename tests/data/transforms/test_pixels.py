@@ -6,6 +6,7 @@ import hashlib
 import io
 import sys
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from random import Random
 from types import SimpleNamespace
@@ -18,6 +19,7 @@ from PIL import Image
 from torch import Tensor
 
 from tests.data.sample_images import random_image
+from tests.refusals import refused
 from zoo.config.parse import parse_experiment
 from zoo.data.reading import Unreadable, read_bytes
 from zoo.data.transforms import pixels
@@ -118,8 +120,9 @@ def test_exif_orientation_is_not_applied(orientation: int) -> None:
 def test_damaged_files_are_named() -> None:
     encoded = _encoded(random_image(0, width=75, height=53))
     for damaged in (encoded[:60], encoded[: len(encoded) // 2], b"\xff\xd8\xff", b""):
-        with pytest.raises(Unreadable, match=r"^a\.jpg: an image cannot be read: [^/\n]+$"):
-            open_pixels(damaged, "a.jpg").part(Box(0, 0, 53, 75)).tensor()
+        read = partial(open_pixels, damaged, "a.jpg")
+        message = refused(Unreadable, lambda: read().part(Box(0, 0, 53, 75)).tensor(), "a.jpg: ")  # noqa: B023
+        assert "\n" not in message
 
 
 def test_changed_decoder_or_resizer_is_noticed() -> None:
