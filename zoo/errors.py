@@ -1,4 +1,4 @@
-"""The errors that a user can cause and mend, the exit codes of the command lines, and text that is safe to show."""
+"""Errors that a user can correct, the exit codes of the commands, and functions that make text safe to show."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Iterable
 EXIT_USER_ERROR = 2
 EXIT_VERIFICATION_FAILED = 3
 EXIT_NOT_FINITE = 4
-EXIT_INTERRUPTED = 75  # EX_TEMPFAIL of sysexits.h: the state was saved, continue with --resume auto
+EXIT_INTERRUPTED = 75  # EX_TEMPFAIL in sysexits.h: the state was saved; continue with --resume auto
 EXIT_KEYBOARD_INTERRUPT = 130  # 128 + SIGINT, as shells report it: nothing was saved
 EXIT_BROKEN_PIPE = 141  # 128 + SIGPIPE: the program that read the output has ended
 
@@ -25,8 +25,8 @@ class ZooError(Exception):
 
     Args:
     - `what`: what is wrong, with the values.
-    - `where`: the file, key or layer that it was found in. Left out if empty.
-    - `remedy`: what the user can do about it. Left out if empty.
+    - `where`: the file, key or layer with the fault. Omitted if empty.
+    - `remedy`: what the user can do about it. Omitted if empty.
     """
 
     exit_code = EXIT_USER_ERROR
@@ -63,7 +63,7 @@ class VerificationError(ZooError):
 
 
 class NonFiniteLossError(ZooError):
-    """Training met a loss that is not finite (exit code 4)."""
+    """The training loss is not finite (exit code 4)."""
 
     exit_code = EXIT_NOT_FINITE
 
@@ -75,10 +75,10 @@ class TrainingInterrupted(ZooError):
 
 
 def nearest(name: str, known: Iterable[str], listing: str) -> str:
-    """Return a remedy for an unknown name: the entries of ``known`` that are near, at most three, and the ``listing``.
+    """Return a remedy for an unknown name: the up to three most similar entries of ``known``, and the ``listing``.
 
-    The most similar is the first; case is ignored. ``listing`` says where all names are, and stands alone if no name is
-    near.
+    The most similar entry is first; case is ignored. ``listing`` says where to find all names, and stands alone if no
+    entry is similar.
     """
     names = {each.lower(): each for each in known}
     near = [names[each] for each in difflib.get_close_matches(name.lower(), names)]
@@ -92,7 +92,7 @@ def escape(text: object) -> str:
     bytes that are not UTF-8 become backslash escapes, so that none of them can color a terminal or forge a log line.
     """
     full = str(text)
-    if full.isprintable():  # nearly all are, and each image of a data set has a name
+    if full.isprintable():  # fast path: nearly all names are, and a data set has one per image
         return full
     escaped = (
         char if char.isprintable() else char.encode("unicode_escape", errors="surrogatepass").decode("ascii")
@@ -102,7 +102,7 @@ def escape(text: object) -> str:
 
 
 def shorten_repr(value: object) -> str:
-    """Return a value from a file as one short line for a message, whatever the value is."""
+    """Return any value from a file as one short line for a message."""
     if isinstance(value, list):
         more = f" and {len(value) - MAX_LISTED:,} more" if len(value) > MAX_LISTED else ""
         return f"[{', '.join(map(shorten_repr, value[:MAX_LISTED]))}{more}]"[:MAX_SHOWN_LIST]
@@ -114,18 +114,18 @@ def shorten_repr(value: object) -> str:
 
 
 def hide_secrets(text: str) -> str:
-    """Return ``text`` without what the addresses in it may keep secret: name and password, and values of a query.
+    """Remove secrets from the URLs in ``text``: user names, passwords and query values.
 
-    A signed address has its signature in the query. The value of ``id`` stays, which names a file of Google Drive.
+    A signed URL has its signature in the query. The value of ``id`` stays: it names a file on Google Drive.
     """
     without_password = re.sub(r"(?<=://)[^/?#\s]*@", "", text)
     return re.sub(r"(?<=[?&])(?!id=)([^=&\s]+=)?[^&\s'\")]+", r"\1***", without_password)
 
 
 def connection_reason(error: BaseException) -> str:
-    """Return the innermost reason of a failed request as one line, without passwords, behind the name of the server.
+    """Return the name of the server and the innermost reason of a failed request, in one line and without passwords.
 
-    The errors of requests and urllib3 quote one another, so that the reason is at the end of a long text.
+    The errors of requests and urllib3 quote one another, so the reason is at the end of a long text.
     """
     while isinstance(inner := getattr(error, "reason", None) or next(iter(error.args), None), BaseException):
         error = inner

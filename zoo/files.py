@@ -1,4 +1,4 @@
-"""The cache folder, files that are written to a temporary name and renamed, and faults of file systems."""
+"""The cache folder, atomic writes (to a temporary name, then renamed), file locks, and faults of file systems."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ from zoo.errors import ConfigError, connection_reason, escape
 logger = logging.getLogger(__name__)
 
 
-NO_WAIT = getattr(os, "O_NONBLOCK", 0)  # Windows has no FIFOs among its files
-DISTRIBUTION = "zoo-lean"  # the name in package indexes, where zoo is another package
-# Errors of a file system or of a limit on open files. They may pass, and say nothing about the content of the file.
+NO_WAIT = getattr(os, "O_NONBLOCK", 0)  # Windows has no FIFOs in its file system
+DISTRIBUTION = "zoo-lean"  # the name on package indexes, where "zoo" is another package
+# Errors of the file system, or too many open files. They may be transient and say nothing about the file's content.
 TOO_MANY_FILES = {errno.EMFILE, errno.ENFILE}
 FILE_SYSTEM_ERRORS = TOO_MANY_FILES | {
     getattr(errno, name)
@@ -36,9 +36,9 @@ FILE_SYSTEM_ERRORS = TOO_MANY_FILES | {
     )
     if hasattr(errno, name)
 }  # fmt: skip
-# Errors of file systems that cannot flush: FUSE, shared folders of virtual machines, some network drives.
+# Errors on file systems that cannot flush: FUSE, shared folders of virtual machines, some network drives.
 NO_FLUSH = {errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP}
-NO_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP}  # of file systems without locks, such as NFS
+NO_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP}  # no locks, as on some NFS mounts
 
 T = TypeVar("T")
 
@@ -57,7 +57,7 @@ def version() -> str:
 def cache_dir() -> Path:
     """Return $ZOO_CACHE, or ~/.cache/zoo if it is not set; the folder need not exist.
 
-    Raises ConfigError if neither is known: containers may run as a user without home folder.
+    Raises ConfigError if neither is known, as in a container that runs as a user without home folder.
     """
     if chosen := os.environ.get("ZOO_CACHE"):
         return Path(chosen)
@@ -74,9 +74,9 @@ def is_offline() -> bool:
 
 
 def open_regular(path: str | os.PathLike[str]) -> io.FileIO:
-    """Return a regular file, opened for reading without a buffer; OSError for a FIFO or a device.
+    """Open a regular file for reading, unbuffered. Raises OSError for a FIFO or a device.
 
-    It never waits for the writer of a FIFO.
+    Never waits for the writer of a FIFO.
     """
     file = io.FileIO(path, "r", opener=lambda name, flags: os.open(name, flags | NO_WAIT))
     if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
@@ -86,9 +86,9 @@ def open_regular(path: str | os.PathLike[str]) -> io.FileIO:
 
 
 def retry(action: Callable[[], T], passes: Callable[[Exception], bool], waits_s: Sequence[float], where: object) -> T:
-    """Return ``action()``, which is called again after each of ``waits_s`` if ``passes`` says that its error may pass.
+    """Call ``action`` and return its result; retry after each of ``waits_s`` while ``passes(error)`` holds.
 
-    The last error is raised. Each new try is logged with ``where``.
+    ``passes`` tells whether an error may be transient. Raises the last error. Logs each retry with ``where``.
     """
     for wait_s in waits_s:
         try:
@@ -103,9 +103,9 @@ def retry(action: Callable[[], T], passes: Callable[[Exception], bool], waits_s:
 
 
 def decode_text(content: bytes, errors: str = "strict") -> str:
-    """Return the text of a file in UTF-8, or in UTF-16 with a byte order mark; ValueError if it is neither.
+    """Decode a file in UTF-8, or in UTF-16 with a byte order mark. Raises ValueError if it is neither.
 
-    Byte order marks are removed, as Windows editors write them. ``errors`` is for bytes that are not UTF-8.
+    Removes byte order marks, which Windows editors write. ``errors`` handles bytes that are not UTF-8.
     """
     try:
         if content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
@@ -120,7 +120,7 @@ def decode_text(content: bytes, errors: str = "strict") -> str:
 
 
 def write_json(path: Path, content: Any) -> None:
-    """Write ``content`` to ``path`` as JSON; raises ValueError for NaN and infinities, which JSON does not support."""
+    """Write ``content`` to ``path`` as JSON. Raises ValueError for NaN and infinities: JSON does not support them."""
     write_text(path, json.dumps(content, indent=2, allow_nan=False) + "\n")
 
 
@@ -130,7 +130,7 @@ def write_text(path: Path, text: str) -> None:
 
 
 def write_bytes(path: Path, content: bytes) -> None:
-    """Write ``content`` to ``path`` as `replacing` does; creates the folder if necessary."""
+    """Write ``content`` to ``path`` atomically (`replacing`); create the folder if necessary."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with replacing(path) as temporary:
         temporary.write_bytes(content)
@@ -138,9 +138,9 @@ def write_bytes(path: Path, content: bytes) -> None:
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """Yield a new temporary file beside ``path``, and rename it to ``path`` when the block ends.
+    """Yields a new temporary file beside ``path``, and renames it to ``path`` when the block ends.
 
-    If the block raises, the temporary file is removed and ``path`` does not change. The folder must exist.
+    If the block raises, removes the temporary file and leaves ``path`` unchanged. The folder must exist.
     """
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
     try:
@@ -153,7 +153,7 @@ def replacing(path: Path) -> Iterator[Path]:
 
 
 def flush_to_disk(descriptor: int) -> None:
-    """Write what was written to an open file or folder to the disk, where the file system can do so."""
+    """Flush an open file or folder to the disk, if the file system supports it."""
     try:
         os.fsync(descriptor)
     except OSError as error:
@@ -162,7 +162,7 @@ def flush_to_disk(descriptor: int) -> None:
 
 
 def flush_folder(folder: Path) -> None:
-    """Make the renames in ``folder`` durable, where the system can flush a folder."""
+    """Flush ``folder`` to the disk, so that renames in it are durable, if the system supports it."""
     if os.name != "posix":
         return
     descriptor = os.open(folder, os.O_RDONLY)
@@ -174,18 +174,18 @@ def flush_folder(folder: Path) -> None:
 
 @contextmanager
 def file_lock(path: Path, timeout_s: float = -1) -> Iterator[None]:
-    """Context that holds the lock ``path`` against other processes; filelock.Timeout after ``timeout_s``, if not -1.
+    """Holds the lock ``path`` against other processes. Raises filelock.Timeout after ``timeout_s``; -1 waits forever.
 
-    On a file system without locks, the existence of the file ``path``.soft is the lock. A process that is killed
-    leaves it there; a later one on the same machine removes it.
+    On a file system without locks, the existence of the file ``path``.soft is the lock. A killed process leaves the
+    file behind; a later process on the same machine removes it.
     """
-    from filelock import FileLock, SoftFileLock  # here, as it needs modules that Windows lacks
+    from filelock import FileLock, SoftFileLock  # imported late: needs modules that Windows lacks
 
     lock: FileLock | SoftFileLock = FileLock(path, timeout=timeout_s, fallback_to_soft=False)
     try:
         lock.acquire()
     except OSError as error:
-        if error.errno not in NO_LOCKS:  # also a Timeout, which has no number
+        if error.errno not in NO_LOCKS:  # a Timeout has no errno
             raise
         soft = path.with_name(f"{path.name}.soft")
         logger.warning(
@@ -201,6 +201,6 @@ def file_lock(path: Path, timeout_s: float = -1) -> Iterator[None]:
 
 
 def remove_leftovers(path: Path) -> None:
-    """Remove the temporary files that killed processes have left of ``path``, which only this process may write."""
+    """Remove temporary files of ``path`` that killed processes left. No other process may be writing ``path``."""
     for temporary in path.parent.glob(f".{glob.escape(path.name)}.*.tmp"):
         temporary.unlink(missing_ok=True)

@@ -1,4 +1,4 @@
-"""Formats Markdown pages, lists, aligned tables and numbers."""
+"""Formatting of Markdown pages, lists, aligned tables and numbers."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ Cell = str | int | float | None
 
 
 def markdown_page(blocks: Iterable[str]) -> str:
-    """Return a Markdown page of the non-empty blocks (headings, paragraphs, lists, tables)."""
+    """Join the non-empty blocks (headings, paragraphs, lists, tables) into a Markdown page."""
     return "\n\n".join(filter(None, blocks)) + "\n"
 
 
@@ -18,13 +18,13 @@ def markdown_list(items: Iterable[str]) -> str:
 
 
 def counted(count: int, what: str) -> str:
-    """Return "1 image", "2 images", "2 classes", "2 batches", "2 epochs"."""
+    """Return a count with its noun in singular or plural, such as "1 image", "2 images", "2 classes"."""
     plural = "es" if what.endswith(("s", "tch")) else "s"
     return f"{count:,} {what}{plural * (count != 1)}"
 
 
 def bytes_text(count: float) -> str:
-    """Return bytes with three digits in the unit that suits them, such as "61.4 kB"."""
+    """Return a number of bytes with three digits and a suitable unit, such as "61.4 kB"."""
     for unit, factor in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
         if count >= factor:
             return f"{count / factor:.3g} {unit}"

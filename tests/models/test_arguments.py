@@ -106,7 +106,7 @@ def test_map_before_stem_pool_is_optional_feature(arch, options, module) -> None
 @pytest.mark.parametrize(
     ("arch", "arguments", "message"),
     [
-        ("resnet18", {"out_indices": [0]}, "out_indices.*chooses among features; give features_only=True too"),
+        ("resnet18", {"out_indices": [0]}, "out_indices.*requires features_only=True"),
         ("resnet18", {"out_indices": [0, 9], "features_only": True}, "ResNet has no feature 9; it has 0 to 4"),
         ("resnet18", {"pretrained": "yes"}, "resnet18: pretrained"),
         ("resnet18", {"features_only": 1}, "resnet18: features_only"),

@@ -1,4 +1,4 @@
-"""Norm layers as drop-in replacements for torch's, reversible chains, and the other layers of the networks."""
+"""Drop-in replacements for torch's norm layers, reversible chains, and the building blocks of the networks."""
 
 from zoo.layers.checkpointing import checkpoint
 from zoo.layers.deeplab_head import DeeplabV3

@@ -1,4 +1,4 @@
-"""Activation checkpointing that updates running statistics once per batch, and stages of blocks that may use it."""
+"""Activation checkpointing that updates running statistics once per batch, and stages of checkpointed blocks."""
 
 from __future__ import annotations
 
@@ -42,14 +42,14 @@ def checkpoint(module: nn.Module, *args: Any) -> Any:
 
 
 class _Run:
-    """A forward pass of a checkpointed module, and what its recomputations need."""
+    """One forward pass of a checkpointed module, with the state that its recomputations need."""
 
     def __init__(self, module: nn.Module) -> None:
         self.module = module
 
     @contextmanager
     def first(self) -> Iterator[None]:
-        """Return the context of the first run."""
+        """Runs the module for the first time, and records the state that it reads and changes."""
         self.state, completed = ModuleState(self.module.modules()), False
         try:
             yield
@@ -60,7 +60,7 @@ class _Run:
 
     @contextmanager
     def again(self) -> Iterator[None]:
-        """Return the context of a recomputation. Raises RuntimeError if parameters or buffers were modified."""
+        """Runs the module again with the recorded state. Raises RuntimeError if parameters or buffers were modified."""
         self.parameters.check()
         with self.state.restored(), paused_statistics(self.module):
             yield
@@ -80,7 +80,7 @@ class _Repeatable:
 
 
 class CheckpointedSequential(nn.Sequential):
-    """Sequence of checkpointed modules: saves only their inputs and recomputes each in backward, see `checkpoint`."""
+    """Sequence of checkpointed modules: saves the input of each module and recomputes the rest, see `checkpoint`."""
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the last module's output."""
@@ -90,6 +90,6 @@ class CheckpointedSequential(nn.Sequential):
 
 
 def build_stage(blocks: Iterable[nn.Module], memory: str) -> nn.Sequential:
-    """Return residual blocks in one module as ``block1``, ``block2``, ...; checkpointed if ``memory="checkpoint"``."""
+    """Return a sequence of residual blocks ``block1``, ``block2``, ...; checkpointed if ``memory="checkpoint"``."""
     named = OrderedDict((f"block{number}", block) for number, block in enumerate(blocks, start=1))
     return CheckpointedSequential(named) if memory == "checkpoint" else nn.Sequential(named)

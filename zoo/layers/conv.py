@@ -1,4 +1,4 @@
-"""The layers that networks share: convolutions without bias, max pooling, stem, classifier, and stochastic depth."""
+"""Layers that the networks share: convolutions without bias, max pooling, stem, classifier, and stochastic depth."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ Layer = TypeVar("Layer", bound=nn.Module)
 def uninitialized(kind: Callable[..., Layer], *arguments: Any, **options: Any) -> Layer:
     """Return a convolution or linear layer on the default device with uninitialized weights.
 
-    Unlike `torch.nn.utils.skip_init`, it does not import torch's code for the meta device, which takes a third of a
-    second.
+    Unlike `torch.nn.utils.skip_init`, it does not import torch's code for the meta device; the import takes a third of
+    a second.
     """
     layer = kind(*arguments, **options, device="meta")
     device = torch.get_default_device()
@@ -53,7 +53,7 @@ class MaxPool2d(nn.MaxPool2d):
     """`torch.nn.MaxPool2d` that saves one byte per output for backward instead of its input and 64-bit indices."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the maximum of each window. With ``return_indices`` it is torch's own pooling, with its memory."""
+        """Return the maximum of each window. With ``return_indices``, torch's own pooling runs and uses its memory."""
         if self.return_indices:
             return super().forward(x)
         return max_pool2d(x, self.kernel_size, self.stride, self.padding, self.dilation, self.ceil_mode)
@@ -83,11 +83,12 @@ def build_stem(channels: int, norm: NormFactory, input_3x3: bool, memory: str = 
 
 
 def drop_path(branch: Tensor, probability: float) -> Tensor:
-    """Return ``branch`` (N, C, H, W) in a new tensor, times 0 with probability p or 1 / (1 - p) for each image.
+    """Multiply each image of ``branch`` (N, C, H, W) by 0 with probability p, otherwise by 1 / (1 - p).
 
-    Source: Huang et al., Deep Networks with Stochastic Depth, 2016, scaled in training as in timm and torchvision.
+    Returns a new tensor. Source: Huang et al., Deep Networks with Stochastic Depth, 2016, scaled in training as in timm
+    and torchvision.
     """
-    # The bits of torchvision.ops.stochastic_depth, whose import takes as long as torch's.
+    # Bit-identical to torchvision.ops.stochastic_depth, but importing torchvision takes as long as importing torch.
     keep = 1 - probability
     return branch * branch.new_empty(branch.shape[0], 1, 1, 1).bernoulli_(keep).div_(keep)
 

@@ -31,8 +31,8 @@ class DeeplabV3(nn.Module):
     In training the pooled branch averages the whole map of each image. In evaluation it averages a window of
     ``pooling_size`` around each position, shifted to lie within the map; the whole map if ``pooling_size`` is None or
     the map fits into the window. A window the size of the training crops gives the branch the field of view that it
-    was trained with. 1x1 convolutions and replicated borders commute with the mean, so it is taken of
-    ``hidden_channels`` instead of ``in_channels`` maps, and is expanded to the size of the map last.
+    was trained with. 1x1 convolutions and replicated borders commute with the mean. The mean is therefore taken over
+    ``hidden_channels`` instead of ``in_channels`` maps, and expanded to the size of the map last.
 
     Convolutions are initialized as published: Xavier-normal with the gain of the norms' activation.
 
@@ -45,8 +45,8 @@ class DeeplabV3(nn.Module):
     - `pooling_size`: window in evaluation, in cells of the map: a number, or (rows, columns). None: the whole map.
       A plain attribute, read in each call.
 
-    Raises ConfigError in training if the norm of the pooled branch gets one value per channel: for a batch of one
-    image, unless the norm is synchronized with other processes.
+    Raises ConfigError in training if the norm of the pooled branch gets one value per channel, as it does for a batch
+    of one image unless the norm is synchronized with other processes.
 
     Source: Rota Bulo et al., In-Place Activated BatchNorm, CVPR 2018, section 4.2, and its code.
     """

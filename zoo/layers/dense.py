@@ -1,4 +1,4 @@
-"""The dense block of DenseNet, and a norm with the convolution after it whose input backward recomputes."""
+"""The dense block of DenseNet, and a fused norm and convolution that recomputes the norm's output in backward."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from zoo.torch_internals.data import is_plain_layer
 
 
 class DenseModule(nn.Module):
-    """Dense block; each layer is norm, 1x1 conv to 4 growth, norm, 3x3 conv to growth (Huang et al. 2017).
+    """Dense block (Huang et al. 2017); each layer is norm, 1x1 conv to 4 growth, norm, 3x3 conv to growth channels.
 
     Each layer reads the concatenation of the input and all earlier outputs. The output, ``out_channels`` wide, is the
     concatenation of the input and all layers' outputs. The state dict holds all ``convs1`` before all ``convs3``, as
@@ -127,7 +127,7 @@ def norm_conv(norm: Any, conv: Any, *inputs: Tensor) -> Tensor:
 def _can_recompute(norm: Any, conv: Any, inputs: tuple[Any, ...]) -> bool:
     return (
         torch.is_grad_enabled()
-        and is_eager()  # autograd holds exactly what operations save
+        and is_eager()  # only then does autograd save exactly what the operations ask for
         and not any(map(is_fx_proxy, inputs))
         and is_plain_layer(norm, inputs[0], InPlaceABN, InPlaceABNSync)
         and is_plain_convolution(conv, inputs[0])

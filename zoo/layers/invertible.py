@@ -1,4 +1,4 @@
-"""Invertible layers: each layer's input is reconstructed from its output in the same memory (Hascoet et al. 2023).
+"""Invertible layers: backward reconstructs each layer's input in the memory of its output (Hascoet et al. 2023).
 
 A chain (`zoo.ops.chain.run_chain`) inverts such layers one by one, from the last to the first. A layer's ``forward`` is
 ordinary torch, ``record_`` computes the same in place, and ``undo_`` turns output and output gradient into input and
@@ -51,12 +51,12 @@ torch.fx.wrap("call_norm")
 
 
 class BypassedLayerError(ConfigError):
-    """A layer that an invertible layer bypasses was changed, so that calling it would compute something else.
+    """An invertible layer bypasses a layer that was changed, so that calling it would compute something else.
 
     Args:
     - `layer`: the changed layer.
     - `what`, `remedy`: see `ZooError`.
-    - `name`: the qualified name of the layer, where it is known.
+    - `name`: the qualified name of the layer, if known.
     """
 
     def __init__(self, layer: nn.Module, what: str, remedy: str, name: str = "") -> None:
@@ -64,13 +64,13 @@ class BypassedLayerError(ConfigError):
         super().__init__(what, f"{name} ({type(layer).__name__})" if name else type(layer).__name__, remedy)
 
     def within(self, network: nn.Module) -> BypassedLayerError:
-        """Return the error with the layer's name in a network."""
+        """Return a copy of the error that names the layer within ``network``."""
         name = next((name for name, module in network.named_modules() if module is self.layer), "")
         return BypassedLayerError(self.layer, self.what, self.remedy, name)
 
 
 def _changes(layer: nn.Module) -> str:
-    """Return a description of what changes the call of a layer, or "". Global hooks see only layers that are called."""
+    """Describe what changes the call of a layer, or return "". Global hooks do not: they see only called layers."""
     return (
         ("it has hooks" if has_own_hooks(layer) else "")
         or " and ".join(f"its {name} is replaced" for name in changed_methods(layer))
@@ -79,7 +79,7 @@ def _changes(layer: nn.Module) -> str:
 
 
 def _check_link(layer: nn.Module) -> None:
-    """Raise BypassedLayerError if an invertible layer, which a chain does not call, was changed."""
+    """Raise BypassedLayerError if an invertible layer was changed. A chain does not call such layers."""
     if what := _changes(layer):
         raise BypassedLayerError(
             layer,
@@ -143,7 +143,7 @@ class LayerCall:
 
 
 class _Pool(Invertible):
-    """Base class of the pools; subclasses set two functions: pooling, and its inverse in place."""
+    """Base class of the pools. Subclasses set ``pool`` and ``unpool_``, its inverse in place."""
 
     pool: Callable[[Tensor], Tensor]
     unpool_: Callable[[Tensor], Tensor]
@@ -242,7 +242,7 @@ class InvertibleNorm(Invertible):
         return y, dy, {weight: torch.where(weight < 0, -dgain, dgain), bias: dbias}
 
     def _check_norm(self, x: Tensor) -> None:
-        """Raise BypassedLayerError if the norm, whose parameters are read without calling it, was changed."""
+        """Raise BypassedLayerError if the norm was changed: its parameters are read without calling it."""
         norm = self.norm
         what = _changes(norm)
         if not what and type(norm) not in (InPlaceABN, InPlaceABNSync):
@@ -257,7 +257,7 @@ class InvertibleNorm(Invertible):
             )
 
     def _settings(self) -> NormSettings:
-        """Return the settings whose |weight| + eps is the gain |weight| + eps_i."""
+        """Return settings with a shifted weight, so that their |weight| + eps is the gain |weight| + eps_i."""
         norm = self.norm
         return NormSettings(norm.weight.abs() + (self.eps_i - norm.eps), norm.bias, norm.eps, "identity", 0.0)
 
@@ -291,7 +291,7 @@ class InvertibleConv(Coupling):
     def record_(self, x: Tensor) -> tuple[Tensor, Any]:
         """Return y, in the memory of x if f and g are plain convolutions; ``saved`` is None."""
         if not self._are_plain(x):
-            return Coupling.forward(self, x).contiguous(), None  # hooks may keep what f and g read
+            return Coupling.forward(self, x).contiguous(), None  # hooks may hold on to the inputs of f and g
         couple_(x, self.f, self.g)
         return x, None
 
@@ -302,7 +302,7 @@ class InvertibleConv(Coupling):
         (y1, y2), (dy1, dy2) = halves(y), halves(dy)
         gradients: Gradients = {}
         for branch, source, target, dsource, dtarget in ((self.g, y1, y2, dy1, dy2), (self.f, y2, y1, dy2, dy1)):
-            copy = source.clone()  # autograd saves it, and counts what overwrites the other half as its versions
+            copy = source.clone()  # autograd saves it; writes to the other half would change the version of a view
             add_gradients(gradients, subtract_branch(branch, (copy,), target, (dsource,), dtarget, True, None)[2])
         return y, dy, gradients
 
@@ -315,8 +315,8 @@ class LayerwiseBlock(Coupling):
     """Reversible block whose branches f and g consist of invertible layers.
 
     Backward recomputes a branch, subtracts its output, and inverts the branch layer by layer. Inside a branch only one
-    map and its gradient exist at a time. The branch runs on a copy of its input, half of the map, so that errors inside
-    a branch do not leave the block.
+    map and its gradient exist at a time. The branch runs on a copy of its input, half of the map, so that rounding
+    errors of its inverse stay inside the block.
 
     Args:
     - `f`, `g`: layers of the branches; each preserves the shape.
@@ -378,11 +378,11 @@ class Stem(Invertible):
         self.conv = conv2d(3, channels, 3)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the convolution of the images, at least in float32 because all later layers add to it."""
+        """Convolve the images. The result is at least float32, since later layers accumulate into it."""
         return at_least_float32(self.conv(x))
 
     def record(self, x: Tensor) -> tuple[Tensor, tuple[Tensor, int]]:
-        """Return the convolution, at least in float32, and the images with their version."""
+        """Return the convolution, at least in float32, and as ``saved`` the images with their version counter."""
         y = convolve(x, self.conv) if self._is_plain(x) else Stem.forward(self, x).contiguous()
         return y, (x, x._version)
 
@@ -416,7 +416,7 @@ class Stem(Invertible):
 class GlobalMax(Invertible):
     """Global max pooling over the maps of ``images`` images: (N images, C, H, W) -> (N, C).
 
-    Backward passes the saved map to the layers before, which overwrite it; it can therefore run only once.
+    Backward can run only once: it passes the saved map to the layers before, and they overwrite it.
 
     Args:
     - `images`: number of images that the batch pools made of each input image.

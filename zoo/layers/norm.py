@@ -75,7 +75,7 @@ class ABN(NormBase):
         return call_norm(self, x)
 
     def checked_activation(self) -> tuple[str, float]:
-        """Return name and parameter of the activation; raises ValueError if the layer does not support it."""
+        """Return name and parameter of the activation. Raises ValueError if the layer does not support it."""
         check_activation(self.activation, self.activation_param, self.activations)
         return self.activation, self.activation_param
 
@@ -100,7 +100,7 @@ class ABN(NormBase):
         return activate_(z, *activation)
 
     def _cumulative(self, x: Tensor, momentum: Tensor) -> Tensor:
-        """Return the normalized x in training for a momentum that is a tensor."""
+        """Normalize x in training and update the running statistics with a momentum that is a tensor."""
         mean, var = torch.zeros_like(self.get_buffer("running_mean")), torch.ones_like(self.get_buffer("running_var"))
         z = F.batch_norm(x, mean, var, self.weight, self.bias, True, 1.0, self.eps)  # sets mean and var
         with torch.no_grad():
@@ -120,7 +120,7 @@ class ABN(NormBase):
 
 
 class InPlaceABN(ABN):
-    """Batch norm + activation that overwrites its input and saves only its output for backward.
+    """Batch norm + activation. Overwrites its input and saves only its output for backward.
 
     z = f((|weight| + eps) (x - mean) / sqrt(var + eps) + bias), f one of leaky_relu, elu, identity.
 
@@ -128,9 +128,9 @@ class InPlaceABN(ABN):
 
     Nothing else may need the input: autograd raises RuntimeError for a leaf that requires grad and for a tensor that
     its producer has saved. If x is still needed (a shortcut, a returned feature), set ``inplace = False``: the output
-    is then a new tensor, and still the only one saved for backward. Also set it for modules with full backward hooks,
-    which torch rejects on in-place modules. Under torch.compile x is never overwritten. Double backward is not
-    supported.
+    is then a new tensor, and still the only tensor saved for backward. Also set it for modules with full backward
+    hooks, since torch rejects them on in-place modules. Under torch.compile, x is never overwritten. Double backward
+    is not supported.
 
     Source: Rota Bulo, Porzi, Kontschieder, In-Place Activated BatchNorm, CVPR 2018; |weight| + eps as in its code.
     """
@@ -167,9 +167,9 @@ class InPlaceABN(ABN):
         )
 
     def take_statistics(self, x: Tensor) -> Statistics:
-        """Return the statistics to normalize x with, for backward to save; updates the running statistics in training.
+        """Return the statistics that normalize x. Updates the running statistics in training.
 
-        Running statistics are copied, because later batches update them in place.
+        Returns copies of running statistics, because backward saves them and later batches update them in place.
         """
         tracking = self.training, self.momentum, self.num_batches_tracked
         vectors = self.weight, self.bias, *self._running_statistics()
@@ -177,7 +177,7 @@ class InPlaceABN(ABN):
         return statistics if statistics.num_values is not None else statistics._replace(mean=statistics.mean.clone())
 
     def _running_statistics(self) -> tuple[Tensor | None, Tensor | None]:
-        """Return running mean and variance; None in a recomputation, which must not update them."""
+        """Return running mean and variance; None for both in a recomputation, so that it does not update them."""
         paused = self.training and self.statistics_paused
         return (None, None) if paused else (self.running_mean, self.running_var)
 
@@ -233,7 +233,7 @@ class InPlaceABNSync(InPlaceABN):
         return clone
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return the attributes to pickle, without the group, which is meaningless to another process."""
+        """Return the attributes to pickle, without the group: it is meaningless in another process."""
         return {**self.__dict__, "group": None}
 
 
@@ -269,7 +269,7 @@ def norm_act(kind: str | NormFactory, activation: str = "leaky_relu", activation
 
 
 def out_of_place(norm: Any) -> Any:
-    """Let a norm not overwrite its input, which other layers read too; return the norm."""
+    """Set a norm whose input other layers read too to work out of place; return the norm."""
     if hasattr(norm, "inplace"):
         norm.inplace = False
     for layer in norm.modules():
@@ -306,7 +306,7 @@ def active_group(active: bool) -> Any:
     """Return the process group of all ranks that call this with ``active=True``; None if there are none.
 
     A collective: every rank of the default group must call it. Groups are cached. An inactive rank gets torch's
-    non-member marker, with which norms do not synchronize.
+    non-member marker, for which norms do not synchronize.
     """
     world_size = dist.get_world_size()
     answers: list[bool] = [False] * world_size

@@ -14,7 +14,9 @@ from zoo.torch_internals.data import is_plain
 
 
 class IdentityResidualBlock(nn.Module):
-    """Pre-activation block, x + branch(norm(x)), He et al. 2016 (identity mappings); does not modify x.
+    """Pre-activation residual block, x + branch(norm(x)). Does not modify x.
+
+    Source: He et al., Identity Mappings in Deep Residual Networks, 2016.
 
     The projection, if any, reads the output of the first norm.
 

@@ -66,12 +66,12 @@ class ReversibleBlock(nn.Module):
             return y1 - _run_branch(self.f, x2, self.grid_bits), x2
 
     def as_links(self) -> tuple[StreamAddition, StreamAddition]:
-        """Return the two additions as separate links of a chain; f draws its random numbers before g."""
+        """Return the additions of f and g as separate links of a chain; f draws its random numbers before g."""
         return StreamAddition(self.f, 1, 0, self.grid_bits), StreamAddition(self.g, 0, 1, self.grid_bits)
 
 
 class StreamAddition:
-    """Link of any number of streams: adds the branch's output for the stream ``source`` to the stream ``target``.
+    """Link over any number of streams: adds the branch's output for the stream ``source`` to the stream ``target``.
 
     The branch may change the shape of the source to the shape of the target.
     """
@@ -124,7 +124,7 @@ class LinkedModule(nn.Module):
 
 
 def replaced(streams: Tensors, index: int, stream: Tensor) -> Tensors:
-    """Return the streams with another one at this index."""
+    """Return the streams with the one at ``index`` replaced by ``stream``."""
     return (*streams[:index], stream, *streams[index + 1 :])
 
 
@@ -140,7 +140,7 @@ def subtract_branch(
     """Invert y = x + branch(*sources); return x, the gradients of sources and parameters, and a summary of x.
 
     Called for g and then for f, this is Algorithm 1 of Gomez et al. 2017: x2 = y2 - g(y1), x1 = y1 - f(x2).
-    Parameters without a gradient are left out. The branch's norms do not update their running statistics.
+    Parameters without a gradient are omitted. The branch's norms do not update their running statistics.
 
     Args:
     - `dy`: gradient of y, which is also the gradient of x.
@@ -182,7 +182,7 @@ def subtract_branch(
 
 
 def _check_leaves(branch: nn.Module, output: Tensor, known: Iterable[Tensor]) -> None:
-    """Raise RuntimeError if gradients of the output lead to leaves other than ``known``: they would be lost."""
+    """Raise RuntimeError if the output depends on leaves other than ``known``: their gradients would be lost."""
     ids = set(map(id, known))
     for leaf in leaves_of(output):
         if id(leaf) not in ids:
@@ -199,9 +199,9 @@ def _on_grid(x: Tensor, grid_bits: int | None) -> Tensor:
 
 
 def _run_branch(branch: nn.Module, x: Tensor, grid_bits: int | None, target: Tensor | None = None) -> Tensor:
-    """Return the branch's output on the grid, with the shape of ``target``, by default of x.
+    """Run the branch on x and round its output to the grid.
 
-    Raises RuntimeError if the branch overwrote x or returned another shape.
+    Raises RuntimeError if the branch overwrote x, or if its output has not the shape of ``target`` (default: of x).
     """
     if is_fx_proxy(x):
         return _on_grid(branch(x), grid_bits)
@@ -226,7 +226,7 @@ def _run_branch(branch: nn.Module, x: Tensor, grid_bits: int | None, target: Ten
 class PairPool(nn.Module):
     """Channel pooling of each half, (N, C, H, W) -> (N, 4 C, H/2, W/2), see `zoo.ops.inverse.channel_pool`."""
 
-    grid_bits: int | None = None  # any grid, because values are only moved
+    grid_bits: int | None = None  # on any grid: pooling only moves values
 
     def forward(self, x1: Tensor, x2: Tensor) -> TensorPair:
         """Return the pooled halves in new tensors."""
@@ -301,10 +301,10 @@ class ShiftBlock(nn.Module):
 
 
 class PoolingCall:
-    """One call of a block that may pool: a link that reconstructs the inputs in the layouts that they had.
+    """Link for one call of a block that may pool; reconstructs the inputs in their original memory formats.
 
-    Pools return contiguous maps, so that their inverse does not know the layout. A convolution that is run again on an
-    input in another layout sums in another order.
+    Pools return contiguous maps, so their inverse does not know the format. A convolution that runs again on an input
+    in another format sums in another order.
     """
 
     def __init__(self, block: PairPool | ShiftBlock) -> None:
@@ -326,7 +326,7 @@ class PoolingCall:
 
 
 class ReversibleSequential(nn.Sequential):
-    """Sequence of reversible blocks; saves only the output of the last for backward, at any depth (`run_chain`).
+    """Sequence of reversible blocks; saves only the output of the last block for backward, at any depth (`run_chain`).
 
     The two halves are halves of the channels. Unless ``store`` is set, only ``f`` and ``g`` of a block are called, so
     hooks on the block itself do not run.
@@ -334,8 +334,8 @@ class ReversibleSequential(nn.Sequential):
     Args:
     - `blocks`: `ReversibleBlock`s or other links of two tensors (`zoo.ops.chain.Link`), or an OrderedDict of them.
     - `store`: save activations as autograd does, for comparison. May be set at any time.
-    - `grid_bits`: k from 0 to 22 keeps the halves on the grid of multiples of 2^-k, in all ``blocks``. The halves that
-      backward reconstructs then have the bits of stored ones, if their absolute values are below 2^(24 - k) in float32.
+    - `grid_bits`: k from 0 to 22 rounds the halves to multiples of 2^-k, in all ``blocks``. The halves that backward
+      reconstructs are then bit-identical to stored halves, if their absolute values are below 2^(24 - k) in float32.
       Backward compares digests, and raises VerificationError if one differs. None, as in the papers: reconstructed
       halves have rounding errors.
 
@@ -375,9 +375,10 @@ class ReversibleSequential(nn.Sequential):
 
     @torch.no_grad()
     def inverse(self, y: Tensor) -> Tensor:
-        """Return the input for output y, without a grid up to rounding; does not update running statistics.
+        """Return the input for the output y: exactly with a grid, otherwise up to rounding.
 
-        In training mode norms use batch statistics, so y must be the output for the whole batch.
+        Does not update running statistics. In training mode norms use batch statistics, so y must be the output for the
+        whole batch.
         """
         _check_channels(y)
         pair = halves_in_layout(y)
@@ -399,9 +400,9 @@ class _Halve(Link):
 
 
 class _Join(Link):
-    """Last link of a chain: concatenates the halves into the one tensor that the chain and the next layer save.
+    """Last link of a chain: concatenates the halves, so that the chain and the next layer save one and the same tensor.
 
-    In backward it splits only the gradient. The link before it, `_HalveOutput`, splits the output once autograd has
+    In backward it splits only the gradient. The link before it, `_HalveOutput`, splits the output after autograd has
     released the gradient, so that two copies of both never exist at the same time.
     """
 
@@ -418,7 +419,7 @@ class _Join(Link):
 
 
 class _HalveOutput(Link):
-    """Link before `_Join`: the identity, which splits the output in backward."""
+    """Link before `_Join`: the identity in forward; splits the output in backward."""
 
     def __call__(self, *xs: Tensor) -> Tensors:
         return xs
@@ -430,8 +431,8 @@ class _HalveOutput(Link):
 def halves_in_layout(x: Tensor) -> TensorPair:
     """Return copies of the halves of the channels, in the memory format of x.
 
-    Views would have other strides than the sums in the chain. A recomputation whose input has another layout than in
-    forward sums in another order, and rounds differently in half precision.
+    Views would have other strides than the sums in the chain, and a recomputation on an input in another layout sums in
+    another order and rounds differently in half precision.
     """
     if is_fx_proxy(x):
         return halves(x)

@@ -1,4 +1,4 @@
-"""Residual functions, shortcuts, stem and blocks of RevNets, i-RevNets and the ResNets that they are compared with.
+"""Residual functions, shortcuts, stem and blocks of RevNets, i-RevNets and their ResNet baselines.
 
 Source: Gomez et al. 2017, section 3, and its code.
 """
@@ -15,7 +15,7 @@ from zoo.layers.norm import NormFactory, out_of_place
 from zoo.ops.inverse import halves
 from zoo.torch_internals.data import NormBase
 
-BN_EPS, BN_MOMENTUM = 1e-3, 0.01  # of the authors' code (a decay of 0.99)
+BN_EPS, BN_MOMENTUM = 1e-3, 0.01  # as in the authors' code (a decay of 0.99)
 
 
 def with_paper_statistics(norm: NormFactory) -> NormFactory:
@@ -50,7 +50,7 @@ def build_preact_branch(
     outer_size: int = 1,
     dropout: float | None = None,
 ) -> nn.Sequential:
-    """Return a residual function, which does not modify x; norms include the activation.
+    """Return a residual function. It does not modify its input; its norms include the activation.
 
     A ``bottleneck`` has ``out_channels`` / 4 inner channels, and its first and last convolution have kernels of
     ``outer_size``; in i-RevNets they are 3x3, with ``dropout`` before the last norm (code of Jacobsen et al. 2018).
@@ -76,9 +76,9 @@ def build_preact_branch(
 
 
 def build_preact_shortcut(in_channels: int, out_channels: int, bottleneck: bool, stride: int) -> nn.Module:
-    """Return the shortcut of a residual function: the identity if the shapes are equal.
+    """Return the shortcut of a residual function: the identity if input and output have the same shape.
 
-    Otherwise a strided 1x1 convolution for bottlenecks, and a `PooledShortcut` for basic functions.
+    Otherwise it is a strided 1x1 convolution for bottlenecks, and a `PooledShortcut` for basic functions.
     """
     if stride == 1 and in_channels == out_channels:
         return nn.Identity()

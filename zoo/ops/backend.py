@@ -25,7 +25,7 @@ from zoo.ops import native
 def _triton_unavailable_reason() -> str | None:
     """Return why the kernels in Triton are unavailable, or None if they are available."""
     if not torch.cuda.is_available() and importlib.util.find_spec("triton") is not None:
-        return None  # not used without CUDA, and importing Triton takes longer than importing all of zoo
+        return None  # unused without CUDA; importing Triton takes longer than importing all of zoo
     try:
         import triton  # type: ignore  # noqa: F401
     except ImportError as error:
@@ -56,8 +56,7 @@ def _choose(wanted: str) -> dict[str, str]:
             raise ConfigError(f"ZOO_KERNELS={name} is not available: {reason}")
         if wanted != "reference" and reason is None:
             chosen[device] = name
-    # On the meta device memory is counted. The operators of the CPU compute nothing there, and have no temporaries; the
-    # reference has some.
+    # The meta device is for counting memory. The CPU's operators need no temporary memory there; the reference does.
     return {**chosen, "meta": chosen["cpu"]} if "cpu" in chosen else chosen
 
 
@@ -66,8 +65,8 @@ _chosen = _choose(_wanted)
 
 
 def back_end_for(x: Tensor) -> str:
-    """Return the name of the back end for the device of x; warns once if norms on the CPU are slow."""
-    # Reading the name of a device takes as long as launching a small kernel; is_cpu and is_cuda are fast.
+    """Return the name of the back end for the device of x. Warns once if norms on the CPU are slow."""
+    # is_cpu and is_cuda are fast. Reading the name of a device takes as long as launching a small kernel.
     device = "cpu" if x.is_cpu else "cuda" if x.is_cuda else x.device.type
     name = _chosen.get(device, "reference")
     if name == "reference" and device == "cpu" and _wanted == "auto" and not torch.compiler.is_compiling():
@@ -90,7 +89,7 @@ def name_for(device: torch.device) -> str:
 
 @contextmanager
 def forced(name: str) -> Iterator[None]:
-    """Context that uses the back end ``name``, a value of ZOO_KERNELS."""
+    """Uses the back end ``name``, a value of ZOO_KERNELS, within the block."""
     global _chosen, _wanted
     before = _chosen, _wanted
     _chosen, _wanted = _choose(name), name
@@ -101,7 +100,7 @@ def forced(name: str) -> Iterator[None]:
 
 
 def describe() -> dict[str, str]:
-    """Return a line per back end: whether it is active, or why not."""
+    """Return one line per back end: that it is active, or why it is not."""
     lines = {"reference": "active on all other devices: plain torch operations"}
     for name, (device, _) in DEVICES.items():
         if device == "cuda" and device in _chosen and not torch.cuda.is_available():

@@ -1,7 +1,7 @@
 """Chains of invertible layers. Backward reconstructs all activations from the outputs of the last layer.
 
-A chain consists of two kinds of layers, see `Link`. Reversible blocks (Gomez et al. 2017) add a function of one half of
-the channels to the other half. Invertible layers (Hascoet et al. 2023) each have an inverse.
+A chain has two kinds of layers, see `Link`. Reversible blocks (Gomez et al. 2017) add a function of one half of the
+channels to the other half. Invertible layers (Hascoet et al. 2023) have an inverse of their own.
 
 Source: Gomez et al., The Reversible Residual Network, 2017, Algorithm 1. A training step costs as much as four forward
 passes: the graph that reconstructs the input of a link also provides its gradients.
@@ -40,8 +40,9 @@ class Link(Protocol):
     A module that consists of several links, or has state per run, implements ``as_links()`` instead. It returns new
     links for each run of the chain.
 
-    A link whose ``is_end`` is True only splits, joins or appends streams; at an end of the chain it has no number. A
-    link that replaces a single input may have a ``summary`` of its latest call on a grid (`zoo.ops.grid.sum_on_grid`).
+    A link whose ``is_end`` is True only splits, joins or appends streams; at the ends of a chain, such links are not
+    numbered. A link that replaces a single input may have a ``summary`` of its latest call on a grid
+    (`zoo.ops.grid.sum_on_grid`).
     """
 
     def __call__(self, *xs: Tensor) -> Any:
@@ -55,13 +56,13 @@ class Link(Protocol):
         """Return the inputs, their gradients and the gradients of the parameters. Called under `torch.no_grad`.
 
         The first link of a chain may return None for its inputs. With ``may_overwrite`` the link may reuse the memory
-        of ``ys`` and ``grads``. The returned gradients must not overlap in memory. Counters that forward has advanced,
-        such as the number of batches of a norm, must not advance again.
+        of ``ys`` and ``grads``. The returned gradients must not overlap in memory. Counters that advance in forward,
+        such as a norm's number of batches, must not advance again.
         """
 
 
 class _Place(NamedTuple):
-    """A link, the number of the block that it belongs to (None at the ends of the chain), and whether it begins it."""
+    """A link, the number of its block (None at the ends of the chain), and whether it is the block's first link."""
 
     link: Link
     block: int | None
@@ -88,8 +89,8 @@ def run_chain(
     - `store`: save activations as autograd does. Always on in transforms of `torch.func` and in `torch.export`.
     - `meter`: called in backward with the number of each block and the relative error of its reconstructed inputs, last
       block first. Needs the memory of the inputs of all blocks.
-    - `grid_bits`: round the inputs to multiples of 2^-grid_bits, so that links that round what they add in the same way
-      can be inverted exactly (`zoo.ops.grid`). Backward compares digests of what it reconstructs with forward's.
+    - `grid_bits`: round the inputs to multiples of 2^-grid_bits. Links that round their summands to the same grid can
+      then be inverted exactly (`zoo.ops.grid`). Backward compares digests of the reconstructed inputs with forward's.
 
     Raises RuntimeError if FSDP2 has sharded the parameters of a single link, because nothing would gather them here;
     in backward, if modules have changed since forward. Raises ConfigError if a block has another ``grid_bits``, or the
@@ -121,9 +122,9 @@ def _run(links: Iterable[Any], xs: Tensors) -> Tensors:
 
 
 def _streams(xs: Tensors, grid_bits: int | None) -> Tensors:
-    """Return xs, under autocast in float32: half precision would round the sum at every link.
+    """Cast xs to float32 under autocast, where half precision would round the sum at every link.
 
-    With ``grid_bits`` on the grid. Raises ConfigError if they are in half precision nevertheless.
+    With ``grid_bits``, rounds xs to the grid, and raises ConfigError for half precision.
     """
     xs = tuple(x.float() if x.dtype in HALF and is_autocast(x.device.type) else x for x in xs)
     if grid_bits is None:
@@ -138,7 +139,7 @@ def _streams(xs: Tensors, grid_bits: int | None) -> Tensors:
 
 
 def _inputs_on_grid(xs: Tensors, grid_bits: int) -> Tensors:
-    """Return xs on the grid, without negative zeros, which subtraction could not return."""
+    """Round xs to the grid. Replaces negative zeros, because subtraction cannot reconstruct them."""
     return tuple(round_to_grid(x, grid_bits) + 0.0 for x in xs)
 
 
@@ -146,7 +147,7 @@ def _is_end(link: Any) -> bool:
     return getattr(link, "is_end", False)
 
 
-# The decorator is on the whole function, so that compiled graphs break once.
+# Decorates the whole function, so that a compiled graph breaks once.
 @disable_compiler
 def _run_reversibly(links: Sequence[Any], xs: Tensors, meter: ErrorCallback | None, grid_bits: int | None) -> Tensors:
     xs = _streams(xs, grid_bits)
@@ -170,8 +171,8 @@ def _run_reversibly(links: Sequence[Any], xs: Tensors, meter: ErrorCallback | No
         places = places[first:]
     if not places:
         return xs
-    # Autograd holds the output and its gradient until the node's backward returns. The last link is a node of its own,
-    # so that both can be freed before the other links are inverted.
+    # Autograd holds the output and its gradient until the node's backward returns. The last link is a separate node, so
+    # that both are freed before the other links are inverted.
     before, last = places[:-1], places[-1:]
     handover: _Handover | None = [] if before else None
     for part in filter(None, (before, last)):
@@ -181,9 +182,9 @@ def _run_reversibly(links: Sequence[Any], xs: Tensors, meter: ErrorCallback | No
     return xs
 
 
-# Passes the inputs that the last link has reconstructed, their gradients, and the ids of storages that the caller holds
-# to the backward of the other links, once. Autograd would hold the gradients until all other links are inverted, and
-# gets expanded zeros instead.
+# Hands three things once from the backward of the last link to the backward of the other links: the reconstructed
+# inputs, their gradients, and the ids of the storages that the caller holds. Autograd receives expanded zeros in place
+# of the gradients, because it would hold them until all other links are inverted.
 _Handover = list[tuple[Tensors, Tensors, set[int]]]
 
 
@@ -208,7 +209,7 @@ class _Chain(torch.autograd.Function):
         ctx.autocast, ctx.random_states, ctx.module_states, ctx.inputs = Autocast.now(xs[0]), [], [], []
         state = RandomState.now(xs[0])
         for link, block, is_first in places:
-            # Detached: a link may return its input, and an output that is saved here would keep itself alive.
+            # Detached: a link may return its input, and a saved output would keep itself alive.
             ctx.inputs.append([x.detach() for x in xs] if meter and is_first and block is not None else None)
             module_state = ModuleState(link.modules())
             inputs, xs = xs, _run([link], xs)
@@ -224,7 +225,7 @@ class _Chain(torch.autograd.Function):
         ctx.all_parameters = Parameters(p for module in modules for p in module.parameters(recurse=False))
         norms = [module for module in modules if not module.training and has_no_state(module)]
         used = [buffer for norm in norms for buffer in norm.buffers(recurse=False)]
-        # Saving parameters and buffers makes torch raise if they were modified; backward reads xs only.
+        # Backward reads xs only. Parameters and buffers are saved so that torch raises an error if they were modified.
         ctx.save_for_backward(*(xs if is_last else ()), *parameters, *used)
         return xs
 
@@ -240,7 +241,7 @@ class _Chain(torch.autograd.Function):
         else:
             ys, grads, seen_by_caller = ctx.handover.pop()
         gradients: Gradients = {}
-        found: dict[int, Tensor] = {}  # index of a link -> digests of the inputs that backward has reconstructed
+        found: dict[int, Tensor] = {}  # index of a link -> digests of its reconstructed inputs
         state_of_caller = RandomState.now(grads[0]) if any(ctx.random_states) else None
         try:
             with ctx.autocast():
@@ -292,7 +293,7 @@ def _trained(links: Iterable[Link]) -> list[Tensor]:
 
 
 def _check_modules(links: Sequence[Link], parameters: Iterable[Tensor], training: Sequence[bool]) -> None:
-    """Raise RuntimeError if parameters or modes have changed since forward, because backward runs the links again."""
+    """Raise RuntimeError if parameters or modes changed since forward: backward runs the links again."""
     if not set(_parameters(links)).issuperset(parameters):
         raise RuntimeError(
             "the parameters of a chain of invertible layers were replaced between forward and backward, which runs the "

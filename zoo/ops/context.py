@@ -1,6 +1,6 @@
 """Queries of the execution context: tracing, compilation, transforms, autocast.
 
-In eager mode autograd saves exactly the tensors that an operation saves. This is different under torch.fx,
+In eager mode, autograd saves exactly the tensors that an operation asks it to save. This does not hold under torch.fx,
 torch.compile, transforms of `torch.func` and selective checkpoints.
 """
 
@@ -26,14 +26,14 @@ def is_fx_proxy(x: Any) -> bool:
 
 
 def is_exporting() -> bool:
-    """Return whether torch.export traces without Dynamo. In torch 2.11 `is_exporting` is True in all Dynamo traces."""
+    """Return whether torch.export traces without Dynamo. torch 2.11's `is_exporting` is True in all Dynamo traces."""
     return torch.compiler.is_exporting() and not torch.compiler.is_dynamo_compiling()
 
 
 def are_gradients_needed(*tensors: Tensor | None) -> bool:
     """Return whether autograd records an operation on these tensors.
 
-    False while torch.export, see above, or torch.jit.trace runs a network. True for the proxies of torch.fx.
+    False while torch.export (see `is_exporting`) or torch.jit.trace runs a network. True for proxies of torch.fx.
     """
     if not torch.is_grad_enabled() or is_exporting() or torch.jit.is_tracing():
         return False
@@ -44,8 +44,8 @@ def are_gradients_needed(*tensors: Tensor | None) -> bool:
 def in_selective_checkpoint() -> bool:
     """Return whether a selective checkpoint is active, in forward or in recomputation.
 
-    (`torch.utils.checkpoint.create_selective_checkpoint_contexts`.) Recomputation skips the operations whose results
-    were saved. It would lose the in-place updates of a skipped operation, so nothing may be overwritten here.
+    See `torch.utils.checkpoint.create_selective_checkpoint_contexts`. Recomputation skips operations whose results were
+    saved, and with them their in-place updates, so nothing may be overwritten in such a checkpoint.
     """
     if torch.compiler.is_compiling():
         return False
@@ -55,8 +55,8 @@ def in_selective_checkpoint() -> bool:
 def can_work_in_place() -> bool:
     """Return whether operations may overwrite tensors that are no longer needed.
 
-    False in compiled code, where the compiler reuses memory and in-place operations are several times slower; and in a
-    selective checkpoint, which may have saved the tensor.
+    False in compiled code, where the compiler reuses memory and in-place operations are several times slower, and in a
+    selective checkpoint, because it may have saved the tensor.
     """
     return not torch.compiler.is_compiling() and not in_selective_checkpoint()
 
@@ -72,13 +72,13 @@ def is_intercepted() -> bool:
 
 
 def is_autocast(device_type: str) -> bool:
-    """Return whether autocast is enabled for a device type; False for types that it does not support, such as meta."""
-    # Autocast supports every device of a compiler, and some versions of torch cannot trace is_autocast_available.
+    """Return whether autocast is enabled for a device type; False for unsupported types, such as meta."""
+    # Some versions of torch cannot trace is_autocast_available; autocast supports all devices that torch.compile does.
     known = torch.compiler.is_compiling() or torch.amp.is_autocast_available(device_type)
     return known and torch.is_autocast_enabled(device_type)
 
 
 def without_autocast(device_type: str) -> AbstractContextManager[Any]:
-    """Return a context that disables autocast; it does nothing for device types without autocast."""
+    """Disables autocast within the block; does nothing for device types without autocast."""
     known = torch.amp.is_autocast_available(device_type)
     return torch.autocast(device_type, enabled=False) if known else nullcontext()

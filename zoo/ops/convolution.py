@@ -1,4 +1,4 @@
-"""Convolutions that backward recomputes: their hyperparameters, compute dtype and gradients."""
+"""Convolutions whose input backward recomputes: their hyperparameters, compute dtype and gradients."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Convolution(NamedTuple):
 
     @classmethod
     def of(cls, conv: nn.Conv2d, x: Tensor) -> Convolution:
-        """Return what ``conv``, with numeric padding, computes for an input like x in the current autocast state."""
+        """Return the convolution that ``conv`` (with numeric padding) computes for x in the current autocast state."""
         return cls(conv.stride, conv.padding, conv.dilation, conv.groups, convolution_dtype(x))  # type: ignore[arg-type]
 
     def __call__(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -55,7 +55,7 @@ class Convolution(NamedTuple):
 def is_plain_convolution(conv: nn.Module, x: Tensor) -> bool:
     """Return whether `Convolution` computes what a call of ``conv`` for x does: it is an unchanged `torch.nn.Conv2d`.
 
-    Its padding must be numbers of zeros. See `is_plain_layer` for what changes a layer.
+    The padding must be numeric and with zeros. See `is_plain_layer` for what changes a layer.
     """
     if not is_plain_layer(conv, x, nn.Conv2d):
         return False

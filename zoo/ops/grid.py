@@ -1,4 +1,4 @@
-"""Streams of reversible chains on a grid, where sums are exact, so that subtraction reconstructs the bits.
+"""Rounds the streams of reversible chains to a grid on which sums are exact and subtraction inverts them bit by bit.
 
 If x and r are multiples of 2^-bits, so is y = x + r. In float32 the sum is exact if |y| < 2^(24 - bits), and then y - r
 is exactly x.
@@ -56,8 +56,8 @@ def sum_on_grid(
 ) -> tuple[Tensor, Tensor | None]:
     """Return x + round_to_grid(r) or, with ``subtract``, x - round_to_grid(r), and a summary or None.
 
-    For links, which add in forward and subtract in backward, without gradients. x is on the grid, and has the shape of
-    r. The result is in a new tensor or in ``out``, which may be x.
+    Links add in forward and subtract in backward. x must be on the grid and have the shape of r. The result is a new
+    tensor or ``out``, which may be x. Gradients are not recorded.
 
     The summary is an int32 tensor of two numbers: the `digest` of x before the addition or of the result of the
     subtraction, and the bits of the largest absolute value of the result. It is None without a kernel that computes
@@ -81,7 +81,7 @@ def sum_on_grid(
 
 
 def digest(x: Tensor) -> Tensor:
-    """Return the sum of b (2 b + 1) over the values of x, whose bits are the integers b; the sum wraps around.
+    """Return the sum of b (2 b + 1) over the values of x, where b are their bits as integers; the sum wraps around.
 
     The map is a permutation of the integers, so a single changed value always changes the digest. It is not linear:
     rounding errors of opposite sign cancel in a sum of b, but not here.
@@ -97,11 +97,11 @@ class _Seen(NamedTuple):
     replaced: list[int]  # positions
     shape: torch.Size
     digests: Tensor
-    extremes: Tensor  # of the outputs
+    extremes: Tensor  # smallest and largest output
 
 
 def _summary_of(link: Any) -> tuple[Tensor, Tensor] | None:
-    """Return digest and largest value of the summary that the link has from its latest call, see `sum_on_grid`."""
+    """Return digest and largest value from the summary of the link's latest call, see `sum_on_grid`."""
     summary = getattr(link, "summary", None)
     return None if summary is None else (summary[:1], summary[1:].view(torch.float32))
 
@@ -120,7 +120,7 @@ class Digests:
         self._seen: list[_Seen | None] = []
 
     def record(self, link: Any, xs: Sequence[Tensor], ys: Sequence[Tensor], compared: bool) -> None:
-        """Add the next link, which has returned ys for inputs xs."""
+        """Record the next link, which returned ys for the inputs xs."""
         replaced = [i for i, x in enumerate(xs) if all(x is not y for y in ys)] if compared else []
         if not replaced:
             self._seen.append(None)
@@ -133,7 +133,7 @@ class Digests:
         self._seen.append(_Seen(replaced, xs[replaced[0]].shape, *summary))
 
     def of(self, index: int, link: Any, xs: Sequence[Tensor]) -> dict[int, Tensor]:
-        """Return {index of the link: digests of its reconstructed inputs xs}; empty for a link not compared."""
+        """Return {index of the link: digests of its reconstructed inputs xs}; empty for a link that is not compared."""
         seen = self._seen[index]
         if seen is None:
             return {}
@@ -141,7 +141,7 @@ class Digests:
         return {index: torch.stack([digest(xs[i]) for i in seen.replaced]) if summary is None else summary[0]}
 
     def compare(self, found: Mapping[int, Tensor]) -> None:
-        """Compare the digests that backward found, in its order; waits for the device once.
+        """Compare the digests that backward found, in its order. Synchronizes with the device once.
 
         Raises VerificationError for the first link that differs.
         """

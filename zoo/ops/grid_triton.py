@@ -16,7 +16,7 @@ WARPS = 4
 def sum_kernel(out, summary, x, r, scale, step, numel, SUBTRACTS: tl.constexpr, TILE: tl.constexpr):
     """Write x + round(r scale) step, or x - round(r scale) step.
 
-    Add to the digest in ``summary``, and raise the largest magnitude there.
+    Updates ``summary``: adds to its digest, and raises its largest magnitude.
     """
     offsets = tl.program_id(0).to(tl.int64) * TILE + tl.arange(0, TILE)
     inside = offsets < numel
@@ -30,7 +30,7 @@ def sum_kernel(out, summary, x, r, scale, step, numel, SUBTRACTS: tl.constexpr, 
     tl.store(out + offsets, total, mask=inside)
     bits = (total if SUBTRACTS else value).to(tl.int32, bitcast=True)
     magnitudes = total.to(tl.int32, bitcast=True) & 0x7FFFFFFF
-    # Neither depends on the order of the programs: integers wrap around. Elements outside are 0.
+    # Neither depends on the order of the programs: integers wrap around. Masked elements are 0.
     tl.atomic_add(summary, tl.sum((bits * (2 * bits + 1)).to(tl.int64)).to(tl.int32))
     tl.atomic_max(summary + 1, tl.max(magnitudes))
 

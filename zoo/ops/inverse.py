@@ -1,8 +1,8 @@
 """Operations with inverses: invertible pooling, batch norm, leaky ReLU and coupling convolutions.
 
-Functions whose names end in an underscore work in place. The inverse of a layer overwrites its output y with the input
+Functions whose names end in an underscore work in place. The inverse of a layer overwrites the output y with the input
 x, and dy with dx. Operations that need scratch memory, mainly convolutions of half the channels, process an eighth of
-the batch at a time, so the scratch memory stays below the size of the feature map.
+the batch at a time, so that the scratch memory stays below the size of the feature map.
 
 Source: Hascoet et al., EURASIP JIVP 2023:1, section 4.2.
 """
@@ -26,7 +26,7 @@ NUM_PARTS = 8
 
 
 def parts(*maps: Tensor) -> Iterator[tuple[Tensor, ...]]:
-    """Yield views of the maps, an eighth of the batch at a time."""
+    """Yield views of the maps, each with an eighth of the batch."""
     return zip(*(x.chunk(NUM_PARTS) for x in maps), strict=True)
 
 
@@ -69,7 +69,7 @@ def _join_windows(windows: Tensor) -> Tensor:
 def channel_unpool_(y: Tensor) -> Tensor:
     """Return the inverse of `channel_pool`, in the memory of the contiguous map y."""
     n, c, h, w = y.shape
-    x = y.view(n, c // 4, 2 * h, 2 * w)  # values stay within the memory of their image
+    x = y.view(n, c // 4, 2 * h, 2 * w)  # values only move within the memory of their image
     for source, target in parts(y, x):
         target.copy_(channel_unpool(source))
     return x

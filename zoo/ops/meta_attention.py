@@ -1,4 +1,4 @@
-"""Attention on the meta device, as another device computes it."""
+"""Lets attention on the meta device run the operations of another device."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from zoo.torch_internals.dispatch import fake_tensor_mode, scoped_library, witho
 
 
 def kernel_device() -> torch.device:
-    """Return the device whose kernels are counted on the meta device: CUDA's if there is one, otherwise the CPU."""
+    """Return the device whose kernels the meta device counts: CUDA if available, otherwise the CPU."""
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
@@ -27,10 +27,10 @@ def kernel_device_of(x: Tensor) -> torch.device:
 
 @contextmanager
 def meta_attention() -> Iterator[None]:
-    """Return a context in which attention of meta tensors runs the operations that it runs on `kernel_device`.
+    """Runs attention of meta tensors with the operations of `kernel_device`.
 
     `F.scaled_dot_product_attention` chooses between fused kernels and the computation of all scores, by device, shapes
-    and dtype. torch has no fused kernel for meta tensors: it would create all scores, which fused kernels do not store.
+    and dtype. torch has no fused kernel for meta tensors: it would create all scores, while fused kernels store none.
     """
 
     def attend(*args: Any, **kwargs: Any) -> Any:
@@ -42,9 +42,9 @@ def meta_attention() -> Iterator[None]:
 
 
 def _operations_of(args: Any, kwargs: Any) -> fx.Interpreter:
-    """Return the operations of attention with these arguments on `kernel_device`, which run on the meta device."""
+    """Trace attention with these arguments on `kernel_device`; return an interpreter for meta tensors."""
     device = kernel_device()
-    hooks = torch.autograd.graph.saved_tensors_hooks(Tensor.detach, Tensor.detach)  # in place of those around it
+    hooks = torch.autograd.graph.saved_tensors_hooks(Tensor.detach, Tensor.detach)  # hides outer hooks
     with without_dispatch_modes(), hooks, fake_tensor_mode(), torch.autocast(device.type, enabled=False):
         on_device = tree_map(lambda each: _on(device, each) if _is_meta(each) else each, (args, kwargs))
         traced = make_fx(lambda args, kwargs: F.scaled_dot_product_attention(*args, **kwargs))(*on_device)

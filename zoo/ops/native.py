@@ -1,4 +1,4 @@
-"""Loads the library that is compiled from csrc/, and defines its operators: their schemas and fake kernels.
+"""Loads the library compiled from csrc/, and defines the schemas and fake kernels of its operators.
 
 The operators compute on the CPU. zoo/ops/abn/native.py, zoo/ops/pooling.py, zoo/ops/grid.py, zoo/ops/resample.py and
 zoo/remat/exact_norms.py call them.
@@ -43,7 +43,7 @@ for _schema in SCHEMAS:
 
 
 def _load() -> str | None:
-    """Load the compiled operators; return why they are unavailable, or None."""
+    """Load the compiled operators; return why they are unavailable, or None if they are loaded."""
     library = PathFinder.find_spec("_native", [str(Path(__file__).parent)])
     if library is None or library.origin is None:
         return (
@@ -69,7 +69,7 @@ def unavailable_reason() -> str | None:
 
 
 def new_like(x: Tensor) -> Tensor:
-    """Return an empty tensor of the shape of x in the layout that the operators return."""
+    """Return an uninitialized tensor with the shape of x and the layout that the operators return."""
     native = x.is_contiguous() or x.movedim(1, -1).is_contiguous()
     return torch.empty_like(x) if native else torch.empty_like(x, memory_format=torch.contiguous_format)
 

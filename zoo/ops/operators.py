@@ -1,4 +1,4 @@
-"""What operators share: their registration, their tags, and the dtype and memory of sums per channel."""
+"""Helpers for operators: registration with tags, and the dtype and memory of sums per channel."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ def accumulate_dtype(dtype: torch.dtype) -> torch.dtype:
 
 
 def at_least_float32(x: Tensor) -> Tensor:
-    """Return x in its accumulation dtype. torch.fx traces it, too, without knowing the dtype."""
+    """Return x in its accumulation dtype. torch.fx can trace it without knowing the dtype."""
     return x.double() if x.dtype is torch.float64 else x.float()
 
 
 def new_vectors(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Return two uninitialized vectors with a value per channel of x, in the accumulation dtype."""
+    """Return two uninitialized vectors with one value per channel of x, in the accumulation dtype."""
     dtype = accumulate_dtype(x.dtype)
     return x.new_empty(x.shape[1], dtype=dtype), x.new_empty(x.shape[1], dtype=dtype)

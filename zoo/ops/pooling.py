@@ -1,6 +1,6 @@
-"""Pooling that saves less for backward than torch's: one byte per maximum, and only the shape for means.
+"""Pooling that saves less for backward than torch's: one byte per output of max pooling, only the shape for means.
 
-torch's maximum pooling saves its input and 64-bit indices. Its mean pooling saves the input, but reads only the shape.
+torch's max pooling saves its input and 64-bit indices. Its mean pooling saves the input, but reads only the shape.
 
 `max_pool2d` calls the operator zoo::max_pool2d, which writes the maximum of each window and its position in the window
 in one pass. zoo/ops/backend.py chooses the kernel: csrc/pool.cpp on the CPU or pooling_triton.py on CUDA; without
@@ -44,7 +44,7 @@ class Window(NamedTuple):
                 return None
             rest = length + 2 * padding - reach
             output = (rest + (stride - 1 if self.ceil_mode else 0)) // stride + 1
-            if self.ceil_mode and (output - 1) * stride >= length + padding:  # the last window would begin outside
+            if self.ceil_mode and (output - 1) * stride >= length + padding:  # the last window would start outside
                 output -= 1
             if output < 1:
                 return None
@@ -60,11 +60,11 @@ def max_pool2d(
     dilation: IntOrPair = 1,
     ceil_mode: bool = False,
 ) -> Tensor:
-    """Return `torch.nn.functional.max_pool2d` of the same arguments; the gradient has torch's bits, too.
+    """`torch.nn.functional.max_pool2d` with bit-identical outputs and gradients, saving one byte per output.
 
-    The position of each maximum within its window is saved for backward, one byte per output. torch's own pooling is
-    used for windows of more than 256 positions, without compiled kernels, under torch.compile (which saves bytes
-    itself), TorchScript and `torch.func`. There are no second derivatives.
+    The byte is the position of the maximum within its window. torch's own pooling is used for windows of more than 256
+    positions, without compiled kernels, and under torch.compile (which saves bytes itself), TorchScript and
+    `torch.func`. There are no second derivatives.
     """
     window = Window(pair(kernel_size), pair(stride), pair(padding), pair(dilation), ceil_mode)
     if not is_eager() or torch.jit.is_tracing() or not _is_supported(x, window):
@@ -133,7 +133,7 @@ def _unpool(dz: Tensor, place: Tensor, height: int, width: int, channels_last: b
 
 
 class _MaxPool(torch.autograd.Function):
-    """The autograd of zoo::max_pool2d."""
+    """The autograd function of zoo::max_pool2d."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, window: Window) -> Tensor:

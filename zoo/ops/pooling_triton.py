@@ -73,7 +73,7 @@ def gradient(dx, dz, place, images, height, width, rows, columns, channels,
     depth = channels if CHANNELS_LAST else 1
     REACH_H: tl.constexpr = (SIZE_H - 1) * DILATION_H
     REACH_W: tl.constexpr = (SIZE_W - 1) * DILATION_W
-    # The first window that may contain the element. Dividends are not negative, because division rounds toward zero.
+    # The first window that may contain the element. Division rounds toward zero, so dividends must not be negative.
     first_row = (line + PAD_H + STEP_H * REACH_H - REACH_H + STEP_H - 1) // STEP_H - REACH_H
     first_column = (element + PAD_W + STEP_W * REACH_W - REACH_W + STEP_W - 1) // STEP_W - REACH_W
     total = tl.zeros((ROWS, COLS), ACC)

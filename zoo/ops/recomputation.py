@@ -1,6 +1,6 @@
-"""What a module must see when it runs again, and which traces of a run are removed.
+"""The state that a module reads when it runs again, and the side effects of a run that are undone.
 
-| state | mechanism | who needs it |
+| state | mechanism | used by |
 | --- | --- | --- |
 | attributes, buffers and generators of user modules | `ModuleState`: are as before forward | chains, checkpoints |
 | parameters | `Parameters`: must be unchanged | chains, checkpoints |
@@ -10,8 +10,9 @@
 | | `restored_generators`: are reset after the run | gradient angles, checks, reports |
 
 A chain (`zoo.ops.chain`) and a checkpoint (`zoo.layers.checkpointing`) run modules again in backward. The modules must
-read what they read in forward, and what forward advances (the vectors of spectral norm, the ranges of an observer, a
-counter, running statistics) must advance once. `torch.utils.checkpoint` restores torch's own generators and autocast.
+read the same state as in forward, and state that forward advances (the vectors of spectral norm, the ranges of an
+observer, a counter, running statistics) must advance once. `torch.utils.checkpoint` restores torch's own generators and
+autocast.
 """
 
 from __future__ import annotations
@@ -38,26 +39,26 @@ _ABSENT: Any = object()  # the value of a name that does not exist
 
 
 class _Names(NamedTuple):
-    """The attributes or the buffers of a module when a run begins."""
+    """The attributes or the buffers of a module at the start of a run."""
 
     module: nn.Module
     current: dict[str, Any]  # the module's own dictionary
     before: dict[str, Any]
-    versions: dict[str, int]  # of the tensors in ``before``
-    copies: dict[str, Tensor]  # of the buffers in ``before``; attributes are not copied
+    versions: dict[str, int]  # version counters of the tensors in ``before``
+    copies: dict[str, Tensor]  # copies of the buffers in ``before``; attributes are not copied
     parameters: dict[nn.Parameter, int]  # the versions of the module's parameters
 
 
 class ModuleState:
-    """The buffers and attributes of ``modules``, taken before a run, so that the run can be repeated.
+    """Snapshot of the buffers and attributes of ``modules`` before a run, so that the run can be repeated.
 
-    Also taken are the states of the generators of `random` and numpy, and of generators that are attributes.
+    The snapshot includes the states of the generators of `random` and numpy, and of generators that are attributes.
 
-    Buffers and attributes that the first run has changed are reset to their values before the run, and afterwards to
-    their current values. So they advance once per forward pass.
+    A repetition sees the values from before the first run. Afterwards, the current values are restored, so that state
+    advances once per forward pass.
 
-    Modules of torch and of this package are skipped: only norms among them have state, which `paused_statistics`
-    covers. Other state is found in modules with hooks or other buffers, and in classes of users.
+    Modules of torch and of this package are skipped: among them only norms have state, and `paused_statistics` covers
+    it. Modules with hooks or other buffers, and modules of users' classes, are not skipped.
     """
 
     def __init__(self, modules: Iterable[Any]) -> None:
@@ -73,9 +74,9 @@ class ModuleState:
         self._rewinds = _rewinds(self._modules)
 
     def finish(self, completed: bool = True) -> None:
-        """End the run: keep the old values of the state that it changed, or of all state if it was not ``completed``.
+        """End the run: hold the old values of the state that it changed, or of all state if it was not ``completed``.
 
-        Raises RuntimeError if it has overwritten a tensor that is an attribute or a frozen parameter but no buffer.
+        Raises RuntimeError if the run overwrote a tensor that is an attribute or a frozen parameter but no buffer.
         """
         for names in self._names:
             written = [p for p, version in names.parameters.items() if version_of(p) != version]
@@ -83,7 +84,7 @@ class ModuleState:
                 if not p.requires_grad:
                     raise _overwritten(names.module, "a frozen parameter", p)
             if written and completed:
-                continue  # the first call has initialized the parameters, and must not again
+                continue  # a lazy module: the first call has initialized the parameters and must not do so again
             for name in names.before.keys() | names.current.keys():
                 value, new = names.before.get(name, _ABSENT), names.current.get(name, _ABSENT)
                 overwritten = name in names.versions and version_of(value) != names.versions[name]
@@ -100,10 +101,10 @@ class ModuleState:
 
     @contextmanager
     def restored(self) -> Iterator[None]:
-        """Return a reusable context with the values from before the run, in which modules may change them.
+        """Sets the values from before the run within the block, where modules may change them. Reusable.
 
-        The tensors themselves are exchanged, not overwritten, so that graphs that have saved them stay valid. Raises
-        RuntimeError if a buffer that the run has not changed has been changed since.
+        Exchanges tensors instead of overwriting them, so that graphs that have saved them stay valid. Raises
+        RuntimeError if a buffer that the run did not change was changed since.
         """
         for module, name, value, version in self._unchanged:
             if module._buffers.get(name) is not value or version_of(value) != version:
@@ -130,7 +131,7 @@ class ModuleState:
 class Parameters:
     """Parameters whose values a recomputation needs.
 
-    Their memory is held, so that no other memory can get its address.
+    Holds their memory, so that no other tensor can get the same address.
     """
 
     def __init__(self, parameters: Iterable[Any]) -> None:
@@ -140,7 +141,7 @@ class Parameters:
     def check(self) -> None:
         """Raise RuntimeError if a parameter was given other memory (`p.data = new`) or was modified in place."""
         for p, kept, version in self._kept:
-            # Offloading swaps in empty tensors. Hooks of the module load the values again.
+            # Offloading replaces parameters by empty tensors; hooks of the module load the values again.
             if p.numel() and kept.numel() and (not is_alias_of(p, kept) or version_of(p) != version):
                 raise RuntimeError(
                     f"a parameter of shape {tuple(p.shape)} was modified between forward and backward, which runs its "
@@ -149,7 +150,7 @@ class Parameters:
 
 
 def has_no_state(module: nn.Module) -> bool:
-    """Return whether a module is of torch or of this package, without hooks and buffers other than of a norm."""
+    """Return whether a module belongs to torch or this package and has no hooks, and no buffers except a norm's."""
     known = type(module).__module__.startswith(("torch.nn.modules.", "zoo."))
     plain = known and module._buffers.keys() <= RUNNING_STATISTICS
     return plain and "forward" not in vars(module) and not has_hooks(module)
@@ -185,10 +186,10 @@ def _assign(names: dict[str, Any], name: str, value: Any) -> None:
 
 @contextmanager
 def restored_buffers(module: nn.Module) -> Iterator[None]:
-    """Return a context that restores the buffers of ``module`` on exit, so that a recomputation updates no statistics.
+    """Restores the buffers of ``module`` on exit, so that a recomputation does not update statistics.
 
-    Each name gets its tensor back, and each tensor its memory, size and dtype, which `Tensor.resize_`, `Tensor.set_`
-    and ``.data`` change. An unchanged buffer is not written, because a graph may have saved it.
+    Restores the tensor of each name, and the memory, size and dtype of each tensor (`Tensor.resize_`, `Tensor.set_` and
+    ``.data`` change them). Does not write unchanged buffers, because a graph may have saved them.
     """
     names = [(owner._buffers, dict(owner._buffers)) for owner in module.modules()]
     buffers = [buffer for buffer in module.buffers() if not is_lazy(buffer)]
@@ -210,13 +211,13 @@ def restored_buffers(module: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def paused_statistics(module: nn.Module) -> Iterator[None]:
-    """Return a context in which the norms of ``module`` do not update their running statistics.
+    """Stops the norms of ``module`` from updating their running statistics.
 
-    Unlike `restored_buffers`, it modifies no buffer that the graph of the recomputation has saved. Backward may
-    therefore run after the context has ended.
+    Unlike `restored_buffers`, it does not modify buffers that the graph of the recomputation has saved, so that
+    backward may run after the block has ended.
     """
     norms = [norm for norm in module.modules() if isinstance(norm, NormBase)]
-    own: list[Any] = [norm for norm in norms if hasattr(norm, "statistics_paused")]  # of `zoo.layers`
+    own: list[Any] = [norm for norm in norms if hasattr(norm, "statistics_paused")]  # norms of `zoo.layers`
     foreign = [norm for norm in norms if not hasattr(norm, "statistics_paused")]
     counts = [None if norm.num_batches_tracked is None else norm.num_batches_tracked.clone() for norm in foreign]
     momenta = [norm.momentum for norm in foreign]
@@ -263,15 +264,15 @@ class RandomState(NamedTuple):
             set_device_states(self.devices, self.states, device_type=self.device_type)
 
     def is_same(self, other: RandomState) -> bool:
-        """Return whether the states are equal: no random number was drawn in between."""
+        """Return whether the states are equal, that is, no random number was drawn in between."""
         return all(map(torch.equal, [self.cpu, *self.states], [other.cpu, *other.states]))
 
 
 @contextmanager
 def restored_generators(module: nn.Module) -> Iterator[None]:
-    """Return a context that restores the random generators of torch, numpy and Python on exit.
+    """Restores the random generators of torch, numpy and Python on exit.
 
-    The generators of torch are the CPU's and, for parameters on CUDA devices, the devices'.
+    Torch's generators are those of the CPU and of the CUDA devices that hold parameters of ``module``.
     """
     devices = {parameter.device for parameter in module.parameters() if parameter.device.type == "cuda"}
     rewinds = _rewinds_of_process()
@@ -284,7 +285,7 @@ def restored_generators(module: nn.Module) -> Iterator[None]:
 
 
 def rewind_of(value: Any) -> Callable[[], object] | None:
-    """Return a function that restores the present state of a random number generator; None for another value."""
+    """Return a function that restores the current state of a random number generator; None for any other value."""
     if isinstance(value, torch.Generator):
         return partial(value.set_state, value.get_state())
     if isinstance(value, np.random.RandomState):
@@ -299,7 +300,7 @@ def rewind_of(value: Any) -> Callable[[], object] | None:
 def _rewinds(modules: Iterable[nn.Module]) -> list[Callable[[], object]]:
     """Return functions that restore the generators of Python and numpy, and generators that are attributes of modules.
 
-    Empty without modules: other modules draw from torch's own generators alone.
+    Empty without modules: the modules that are skipped draw from torch's own generators only.
     """
     own = [rewind_of(value) for module in modules for value in vars(module).values()]
     return [*_rewinds_of_process(), *(rewind for rewind in own if rewind is not None)] if own else []
@@ -326,7 +327,7 @@ class Autocast(NamedTuple):
         return cls(device_type, torch.is_autocast_enabled(device_type), torch.get_autocast_dtype(device_type))
 
     def __call__(self) -> AbstractContextManager[Any]:
-        """Return a context that restores this state."""
+        """Set this state within the block."""
         if self.dtype is None:
             return nullcontext()
         return torch.autocast(self.device_type, self.dtype, enabled=self.enabled)

@@ -16,13 +16,13 @@ from zoo.config.limits import MAX_PIXELS
 from zoo.errors import DataError
 from zoo.ops import native
 
-# Values are rounded between the horizontal and the vertical pass, so their order matters. Since version 13 PIL starts
-# with the vertical pass where the height shrinks by more than twice as many pixels as the width.
+# Values are rounded between the two passes, so their order matters. Since version 13, PIL starts with the vertical pass
+# if the height shrinks by more than twice as many pixels as the width.
 _PIL_CHOOSES_ORDER = int(PIL.__version__.partition(".")[0]) >= 13
 
 
 def resize_image(image: Tensor, size: tuple[int, int], window: tuple[int, int, int, int] | None = None) -> Tensor:
-    """Return ``image`` resized, bit-identical with PIL's ``image.resize(..., BILINEAR)``, in contiguous memory.
+    """Resize ``image``, bit-identical to PIL's ``image.resize(..., BILINEAR)``; return it in contiguous memory.
 
     - `image`: uint8 (3, H, W) on the CPU. Images with interleaved pixels, such as images of
       `torchvision.io.decode_jpeg` and views ``image[:, top:bottom, left:right]`` of them, are read without a copy.
@@ -30,8 +30,8 @@ def resize_image(image: Tensor, size: tuple[int, int], window: tuple[int, int, i
     - `window`: top, left, height and width of the part of the resized image to compute and return, for example its
       center.
 
-    PIL is called if the compiled kernels are not available. Raises DataError for an image without pixels, or with more
-    than `MAX_PIXELS` before or after resizing; RuntimeError for a window outside of the resized image.
+    Calls PIL if the compiled kernels are not available. Raises DataError for an image without pixels, or with more than
+    `MAX_PIXELS` before or after resizing. Raises RuntimeError for a window outside the resized image.
     """
     (image_height, image_width), (height, width) = image.shape[1:], size
     if image.numel() == 0 or max(image_height * image_width, height * width) > MAX_PIXELS:

@@ -1,7 +1,7 @@
 """Errors for second derivatives of functions that have first derivatives only.
 
-`torch.autograd.function.once_differentiable` raises its error only where a gradient of the outputs requires a gradient
-itself. After a sum or a mean it does not, and `torch.autograd.grad` with respect to parameters never visits the error.
+`torch.autograd.function.once_differentiable` raises its error only if a gradient of the outputs requires a gradient
+itself. After a sum or a mean it does not, and `torch.autograd.grad` with respect to parameters never reaches the error.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from torch import Tensor
 
 
 def first_derivatives_only(backward: Callable[..., Any]) -> Callable[..., Any]:
-    """Decorate the backward of an autograd function: gradients of its gradients raise RuntimeError.
+    """Decorate the backward of an autograd function so that differentiating its gradients raises RuntimeError.
 
     With ``create_graph=True`` the gradients become outputs of a node whose inputs are the incoming gradients and all
-    tensors that the function has saved, so that each path from a gradient to a parameter or an input leads through an
-    error. The values have the same bits. Parameters that are not saved are in ``ctx.parameters``.
+    tensors that the function has saved, so that every path from a gradient to a parameter or an input raises. The
+    values are bit-identical. The function lists parameters that it does not save in ``ctx.parameters``.
     """
 
     @functools.wraps(backward)
@@ -45,7 +45,7 @@ def first_derivatives_only(backward: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class _ReadOnce:
-    """The context of a function, whose saved tensors a checkpoint around it hands out only once."""
+    """The context of a function; caches its saved tensors, since an enclosing checkpoint returns them only once."""
 
     def __init__(self, ctx: Any) -> None:
         self._ctx, self.saved_tensors = ctx, ctx.saved_tensors
@@ -55,7 +55,7 @@ class _ReadOnce:
 
 
 class _Refusal(torch.autograd.Function):
-    """Returns copies of the first tensors; backward raises the error."""
+    """Returns copies of the first tensors in forward; raises the error in backward."""
 
     @staticmethod
     def forward(num_gradients: int, name: str, *tensors: Tensor) -> tuple[Tensor, ...]:

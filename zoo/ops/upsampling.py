@@ -1,4 +1,4 @@
-"""Bilinear upsampling of logits, whole or in strips of rows that limit the memory."""
+"""Bilinear upsampling of logits, whole or in strips of rows to limit memory."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from zoo.ops.context import is_fx_proxy
 
 
 def upsample(logits: Tensor, size: Sequence[int]) -> Tensor:
-    """Return ``logits`` (N, C, h, w) resized to ``size`` (H, W), bilinearly with ``align_corners=False``.
+    """Resize ``logits`` (N, C, h, w) to ``size`` (H, W), bilinearly with ``align_corners=False``.
 
     Smaller sizes are allowed (no antialiasing). Without gradients, the result equals `upsample_strips` bit for
     bit, for any number of rows per strip. With gradients, and in compiled or traced graphs, it comes from torch's

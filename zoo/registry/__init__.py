@@ -1,1 +1,1 @@
-"""From a name to a network: what names stand for, networks with weights, preprocessing. Imports no torch by itself."""
+"""Resolves names to networks, weights, experiments and preprocessing. Does not import torch by itself."""

@@ -1,4 +1,4 @@
-"""The keyword arguments of `zoo.get`: how a network is built, and changes of its settings. Imports no torch."""
+"""The keyword arguments of `zoo.get`: build options and changes to the spec. Does not import torch."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class BuildOptions(Section):
     features_only: bool = False
     """Omit the classifier; forward returns the list of the stages' outputs."""
     out_indices: Annotated[Sequence[int | str], Field(min_length=1, max_length=100)] | None = None
-    """Stages that forward returns, finest first; later ones do not run. "stem" is the input of the stem's pool."""
+    """Stages that forward returns, finest first; later stages do not run. "stem" is the input of the stem's pool."""
     in_chans: Annotated[int, Field(ge=1, le=MAX_CHANNELS)] = 3
     """Number of image channels; `zoo.weights.load.fit_input` adapts weights."""
     drop_rate: Annotated[float, Field(ge=0, le=0.99)] = 0.0
@@ -34,11 +34,11 @@ class BuildOptions(Section):
     def conflicts(self) -> Iterator[tuple[str, str]]:
         """Yield a problem if stages are selected without ``features_only``."""
         if self.out_indices is not None and not self.features_only:
-            yield "out_indices", "chooses among features; give features_only=True too"
+            yield "out_indices", "requires features_only=True"
 
 
 def split_arguments(name: str, arguments: Mapping[str, Any]) -> tuple[BuildOptions, dict[str, Any]]:
-    """Return how a network is built, and the other arguments, which change its settings.
+    """Split the arguments of `zoo.get` into build options and changes to the spec.
 
     Raises ConfigError, with the ``name`` of the network, for wrong values and for arguments that exclude each other.
     """
@@ -57,7 +57,7 @@ def _given(arguments: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def changes_of(arch: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings of a network that keyword arguments change; an argument that is None changes nothing.
+    """Convert keyword arguments to changes of the spec. Arguments that are None are dropped.
 
     ``output_stride`` becomes the option ``dilation``. Raises TypeError for names that neither `zoo.get` nor the
     architecture knows, and ConfigError for a stride that the architecture does not support.
@@ -83,7 +83,7 @@ def changes_of(arch: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _choose_dilation(arch: Architecture, output_stride: int | None, dilation: Any) -> Any:
-    """Return the option ``dilation`` of a network whose last map has this stride; ``dilation`` if the stride is None.
+    """Return the value of ``dilation`` that gives the last map this stride; ``dilation`` itself if the stride is None.
 
     Raises ConfigError if both are given, and for a stride that the architecture does not support.
     """

@@ -1,4 +1,4 @@
-"""What `zoo.train` means by a name or a network: a named experiment, or the default one, with changes."""
+"""Chooses the experiment that `zoo.train` runs: the named experiment, or the default one of a network, with changes."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from zoo.remat.lean import is_lean
 
 logger = logging.getLogger(__name__)
 
-MODULE_ARCH = "module"  # the architecture of a user's own network is this, a colon and the name of its class
+MODULE_ARCH = "module"  # a user's own network has the architecture "module:CLASS"
 # The optimizer of a run without an experiment.
 DEFAULT_OPTIMIZER = {
     "batch_size": 64,
@@ -41,12 +41,12 @@ DEFAULT_OPTIMIZER = {
 def default_experiment(
     network: nn.Module | Spec, data: DataPath | Datasets, settings: Mapping[str, Any] | None = None
 ) -> Experiment:
-    """Return the experiment that trains a network on the classes of ``data``, by default as `DEFAULT_OPTIMIZER` says.
+    """Return the experiment that trains a network on the classes of ``data``, by default with `DEFAULT_OPTIMIZER`.
 
-    The network of an architecture is the one that `get` returns. ``settings`` are sections of an experiment file, which
-    replace the default ones. Raises ConfigError for an unknown architecture, for a module that returns no logits,
-    and for a segmentation network without settings, because a folder does not specify the layout of its label maps;
-    DataError for data without classes.
+    An architecture stands for the network that `get` returns. ``settings`` are sections of an experiment file; they
+    replace the default sections. Raises ConfigError for an unknown architecture, for a module that returns no logits,
+    and for a segmentation network without settings, because a folder does not specify the layout of its label maps.
+    Raises DataError for data without classes.
     """
     if isinstance(network, nn.Module):
         sections = {"optimizer": DEFAULT_OPTIMIZER, **(settings or {})}
@@ -78,9 +78,9 @@ def _count_classes(data: DataPath | Datasets) -> int:
 
 
 def _describe(module: nn.Module, data: DataPath | Datasets, sections: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the ``network`` section of a module, from which readers build it if zoo or another package built it.
+    """Return the ``network`` section of a module. It rebuilds the module if zoo or another package built it.
 
-    Raises ConfigError unless it returns logits.
+    Raises ConfigError unless the module returns logits.
     """
     settings = parse_section(Input, sections.get("input", {}), type(module).__name__, ("input",))
     shape: tuple[int, ...] = (3, settings.crop_train, settings.crop_train)
@@ -131,8 +131,8 @@ def experiment_for(
 ) -> Experiment:
     """Return the experiment with this name or path; for a network, the default experiment with ``settings``.
 
-    The default experiment has the number of classes of ``data``. ``replaced`` are the ``settings`` of `zoo.train`,
-    which explains the other arguments, too. Raises ConfigError, with the nearest names, for unknown names, for two
+    The default experiment has as many classes as ``data``. ``replaced`` are the ``settings`` of `zoo.train`, which
+    documents the other arguments too. Raises ConfigError for an unknown name (with the nearest names), for two
     experiments, and for published weights without the settings of their training.
     """
     if isinstance(network, LoadedNetwork):
@@ -185,9 +185,9 @@ def with_changes(
     replicas: int | None = None,
     replaced: Mapping[str, Any] | None = None,
 ) -> Experiment:
-    """Return the settings with these epochs, batch size, memory strategy and replicas, and others by dotted keys.
+    """Return a copy of the settings with these epochs, batch size, memory strategy and replicas.
 
-    Raises ConfigError if they do not fit.
+    ``replaced`` maps dotted keys to further values. Raises ConfigError if the values are invalid together.
     """
     options = {
         "optimizer.schedule.epochs": epochs,

@@ -30,11 +30,11 @@ def get(
     features_only: bool = False,
     **options: Any,
 ) -> Network:
-    """Return a network, initialized as the published ones were, or with weights.
+    """Return a network with weights, or initialized as the published networks were.
 
-    Its spec comes from the weights file, changed by the name, changed by the arguments. It is an error if these
-    contradict the file, except in settings that change no weights. Weights of another form of the norms are converted
-    if that is exact. Weights trained with another activation are used unchanged. The log says so.
+    The spec of the weights file comes first, then the name, then the arguments. A contradiction with the file is an
+    error, except in settings that do not change weights. Weights of another norm are converted if the conversion is
+    exact. Weights trained with another activation are used unchanged. Both are logged.
 
     Args:
     - `name`: an architecture, a published variant (which fixes norm, activation and stem), the path of a weights file
@@ -55,7 +55,7 @@ def get(
     """
     name, body_weights = os.fspath(name), options.pop("body_weights", None)
     if is_hub_name(name):
-        pretrained = False  # a repository's weights are loaded in any case
+        pretrained = False  # weights of a repository are always loaded
     arguments = {"norm": norm, "activation": activation, "num_classes": num_classes, **options}
     how, changes = split_arguments(name, {"pretrained": pretrained, "features_only": features_only, **arguments})
     if callable(norm):
@@ -68,15 +68,15 @@ def get(
     return model
 
 
-create_model = get  # its name in timm
+create_model = get  # the name that timm uses
 
 
 def load_weights(model: nn.Module, path: str | os.PathLike[str]) -> LoadReport:
     """Load a weights file, or the published weights of that name, into ``model``; return a report.
 
     Loading is strict, see `zoo.weights.load_stored`. If file and model both have a spec, the weights are converted to
-    the norms of the model if that is exact, and used with its activation; the log says so. Raises WeightsError if the
-    file is missing, damaged or unsafe, or does not fit; the model is then unchanged.
+    the norms of the model if the conversion is exact, and used with the model's activation; both are logged. Raises
+    WeightsError, and leaves the model unchanged, if the file is missing, damaged or unsafe, or does not fit.
     """
     return load_transferred(model, read_weights(path))
 
@@ -95,7 +95,7 @@ def build_from_config(network: Spec) -> nn.Module:
 
 
 def _build(opened: Opened, how: BuildOptions, norm: NormFactory | None) -> Any:
-    """Return the initialized network; ``norm`` makes its norms, if they are not the spec's."""
+    """Return the initialized network. ``norm`` builds its norms; by default the spec determines them."""
     model: Any
     spec = opened.spec
     if not isinstance(spec, ExternalSpec):
@@ -119,7 +119,7 @@ def _build_own(spec: Spec, how: BuildOptions, norm: NormFactory | None) -> Netwo
     if how.drop_rate:
         model.set_drop_rate(how.drop_rate)
     if how.features_only and model.last_norm is not None:
-        # Loaded and saved, but not run: DDP waits for the gradients of what is trained.
+        # Layers that do not run are loaded and saved, but not trained: DDP would wait for their gradients.
         model.last_norm.requires_grad_(False)
     build.initialize(model, spec)
     if how.out_indices is not None:
@@ -132,7 +132,7 @@ def _load(model: Any, stored: StoredWeights, is_body: bool) -> None:
     if model.built_as is not None:
         stored.warn_of_assumptions(model.built_as)
         stored = transferred(stored, model.built_as)
-    if isinstance(model, Network) and not is_body:  # a classifier's weights do not become the body's unasked
+    if isinstance(model, Network) and not is_body:  # body weights must be requested by `body_weights`
         load_state_dict(model, stored.state_dict, source=stored.source)
     else:
         load_stored(model, stored, "the arguments")

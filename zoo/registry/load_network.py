@@ -1,4 +1,4 @@
-"""Loads a network with its weights and the settings to score it: `load_network`."""
+"""`load_network`: loads a network with its weights and the settings to score it."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class LoadedNetwork:
     class_names: Sequence[str] | None = None
 
     def digests(self) -> tuple[str | None, str | None]:
-        """Return md5 and sha256 of the weights file; of published weights the published one, None for unknown ones."""
+        """MD5 and SHA-256 of the weights file; for published weights the published digest. None where unknown."""
         if self.weights is None:
             return None, None
         name = published_name(self.weights)  # reading published weights verifies their digest
@@ -56,18 +56,18 @@ class LoadedNetwork:
 def load_network(name: str | os.PathLike[str], weights: str | os.PathLike[str] | None = None) -> LoadedNetwork:
     """Return a network with weights, ready for `zoo.score`.
 
-    If training kept a moving average of the weights, the network gets that average.
+    If training maintained a moving average of the weights, the average is loaded.
 
     Args:
     - `name`: an experiment file (.json), the name of a bundled experiment or published network, a weights file that
       describes its network, "hf-hub:OWNER/NAME", an architecture, or with ``weights`` a network of another package with
       1000 classes, such as "torchvision:resnet50".
     - `weights`: a weights file, the name of published weights, or "hf-hub:OWNER/NAME". Default: the weights in the file
-      ``name``, or those published under the name; an architecture stands for its only published network.
+      ``name``, or the weights published under the name; an architecture stands for its only published network.
 
-    The weights are converted to the norms of the network if that is exact, and used with its activation. The log says
-    so. Raises ConfigError for an unknown name, and WeightsError for weights that are missing, that do not fit
-    (including the classifier), or that belong to another network.
+      The weights are converted to the norms of the network if the conversion is exact, and used with the network's
+      activation; both are logged. Raises ConfigError for an unknown name. Raises WeightsError for weights that are
+      missing, that do not fit (including the classifier), or that belong to another network.
     """
     opened = open_network(name, {}, weights=weights, for_weights=True)
     stored, spec = opened.weights, opened.spec
@@ -86,7 +86,7 @@ def load_network(name: str | os.PathLike[str], weights: str | os.PathLike[str] |
             stored.path,
             f"give weights of a whole {spec.arch}; zoo train --weights can start from this file",
         )
-    # Files of other packages do not specify which tensors belong to the classifier; all of them fit.
+    # Files of other packages do not mark the tensors of the classifier, so every tensor must fit.
     if report.classifier != "loaded" and not (report.classifier == "none" and isinstance(spec, ExternalSpec)):
         raise WeightsError(
             "the classifier of the file does not fit the network",
@@ -102,9 +102,9 @@ def load_network(name: str | os.PathLike[str], weights: str | os.PathLike[str] |
 def as_loaded(
     network: LoadedNetwork | str | os.PathLike[str], weights: str | os.PathLike[str] | None = None
 ) -> LoadedNetwork:
-    """Return a network of `load_network` unchanged, and load any other, see there.
+    """Return a `LoadedNetwork` unchanged; load anything else with `load_network`.
 
-    Raises ConfigError for ``weights`` beside a network that has its weights.
+    Raises ConfigError if ``weights`` are given for a network that is already loaded.
     """
     if not isinstance(network, LoadedNetwork):
         return load_network(network, weights)

@@ -1,4 +1,4 @@
-"""The names of the networks of this package, which `zoo list` prints. Imports no torch."""
+"""The names of the networks of this package, as `zoo list` prints them. Does not import torch."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from zoo.errors import ConfigError
 
 
 def list_models(pattern: str | Sequence[str] = "*", pretrained: bool = False) -> list[str]:
-    """Return the names that match the shell-style ``pattern``, sorted: architectures and published variants.
+    """Return the sorted names of architectures and published variants that match a shell-style ``pattern``.
 
-    Several patterns give the names that match any of them. With ``pretrained`` only the published variants. Raises
-    ConfigError for anything but text.
+    For several patterns, returns the names that match any of them. With ``pretrained``, returns published variants
+    only. Raises ConfigError for anything but text.
     """
     patterns = [pattern] if isinstance(pattern, str) else pattern
     if not isinstance(patterns, (list, tuple)) or not all(isinstance(each, str) for each in patterns):

@@ -1,4 +1,4 @@
-"""What a name stands for: `open_network` finds its network, weights and experiment. Imports no torch by itself."""
+"""`open_network` resolves a name to its network, weights and experiment. Does not import torch by itself."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ CIFAR_INPUT = Input(
     mean=[0.4914, 0.4822, 0.4465],
     std=[0.2471, 0.2435, 0.2616],
 )
-INPUTS = {"imagenet": Input(), "cifar": CIFAR_INPUT}  # for networks that belong to no experiment
+INPUTS = {"imagenet": Input(), "cifar": CIFAR_INPUT}  # defaults for networks without an experiment
 
 
 @dataclass(frozen=True)
@@ -35,10 +35,10 @@ class Opened:
     """What a name stands for.
 
     Args:
-    - `name`: of the network, the experiment or the file.
+    - `name`: name of the network, the experiment or the file.
     - `record`: the network and its images; None if the name is a weights file that does not describe its network.
-    - `weights`: the content of the weights file; None without weights, and for published weights that are not read.
-    - `experiment`: the settings that the network is trained with; None if the name has none.
+    - `weights`: content of the weights file; None without weights, and for published weights that were not read.
+    - `experiment`: the settings that train the network; None if there are none.
     - `is_experiment`: whether the name is the name or the file of an experiment.
     """
 
@@ -98,9 +98,9 @@ def open_network(
     - `name`: see `find_network`.
     - `changes`: keyword arguments of `zoo.get` that change the network.
     - `pretrained`: read the weights that are published under the name.
-    - `weights`, `body_weights`: a weights file, published weights or a repository, for the network or for its body,
-      whose settings complete the name and the changes.
-    - `for_weights`: the network needs weights, by default published ones, and an experiment is not completed by the
+    - `weights`, `body_weights`: a weights file, published weights or a repository, for the network or for its body.
+      Its settings complete the name and the changes.
+    - `for_weights`: require weights, by default the published weights, and do not complete an experiment with the
       settings of a weights file.
 
     Raises ConfigError for an unknown name and wrong changes, TypeError for changes that the architecture does not have,
@@ -178,7 +178,7 @@ def _find_file(name: str) -> Opened | None:
 
 
 def _published_name(opened: Opened) -> str:
-    """Return the name of the published weights of a network that was named without weights."""
+    """Return the name of the published weights that a name without weights stands for."""
     if opened.experiment is None and not isinstance(opened.spec, ExternalSpec):
         return only_variant(opened.name)
     if opened.name not in published():
@@ -190,13 +190,13 @@ def _published_name(opened: Opened) -> str:
 def only_variant(name: str) -> str:
     """Return ``name`` if it is a published variant, or the only published variant of the architecture ``name``.
 
-    Raises WeightsError for another name, and for an architecture that has several.
+    Raises WeightsError for any other name, and for an architecture with several variants.
     """
     if name in published():
         return name
     variants = [variant for variant, entry in published().items() if entry.arch == name]
     if not variants:
-        raise WeightsError(f"{name} has no published weights; those that have: {', '.join(published())}")
+        raise WeightsError(f"{name} has no published weights; networks with weights: {', '.join(published())}")
     if len(variants) > 1:
         raise WeightsError(f"{name} has several published weights, name one of them: {', '.join(variants)}")
     return variants[0]
@@ -208,7 +208,7 @@ def default_preprocessing(spec: Spec) -> Preprocessing | None:
 
 
 def _unknown(name: str) -> ConfigError:
-    """Return the error for a name that stands for nothing."""
+    """Return the error for an unknown name."""
     if os.sep in name or os.path.exists(name) or name.endswith((".pth", ".pt", ".tar", ".safetensors", ".json")):
         if os.path.isdir(name):
             return ConfigError("this is a folder", name, "give a file in it, such as model_best.pth.tar")
@@ -220,7 +220,7 @@ def _unknown(name: str) -> ConfigError:
 
 
 def _nearest_network(name: str, names: Sequence[str]) -> str:
-    """Return a remedy for an unknown name: networks of timm and torchvision, otherwise the nearest of ``names``."""
+    """Suggest networks of timm and torchvision for an unknown name, otherwise the nearest of ``names``."""
     from zoo.models.external import similar_names, squeezed
 
     is_own = any(squeezed(each).startswith(squeezed(name)) for each in names)

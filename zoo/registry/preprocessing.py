@@ -12,7 +12,7 @@ from zoo.weights import digests_of
 
 
 def preprocessing_of(opened: Opened) -> Preprocessing:
-    """Return the preprocessing of a network; of another package's network the one of its weights.
+    """Return the preprocessing of a network; for a network of another package, the preprocessing of its weights.
 
     Raises ConfigError as `own_preprocessing` does.
     """
@@ -23,9 +23,9 @@ def preprocessing_of(opened: Opened) -> Preprocessing:
 
 
 def describe_images(record: NetworkRecord, in_chans: int = 3) -> dict[str, Any]:
-    """Return the preprocessing of a record, as `zoo.transforms` reads it, and as timm does (input_size, crop_pct).
+    """Return the preprocessing of a record with the keys of `zoo.transforms` and of timm (input_size, crop_pct).
 
-    Networks that segment take whole images: they have no sizes. Empty if the preprocessing is unknown.
+    Segmentation networks take whole images and have no sizes. The dict is empty if the preprocessing is unknown.
     """
     images = record.preprocessing
     if images is None:  # an external network, whose package may know it

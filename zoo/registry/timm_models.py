@@ -1,8 +1,9 @@
-"""Registers the networks that classify with timm, which builds them after ``import zoo.registry.timm_models``.
+"""Registers all classification networks with timm when it is imported.
 
-``timm.create_model("zoo_resnet50_iabn")`` is ``zoo.get("resnet50", norm="inplace")``. Each architecture has two names,
-``zoo_NAME`` and ``zoo_NAME_iabn`` with in-place norms, and each published network one, ``zoo_NAME``. The arguments of
-`timm.create_model` are the arguments of `zoo.get`.
+After ``import zoo.registry.timm_models``, ``timm.create_model("zoo_resnet50_iabn")`` is
+``zoo.get("resnet50", norm="inplace")``. Each architecture has two names, ``zoo_NAME`` and ``zoo_NAME_iabn`` with
+in-place norms; each published network has one, ``zoo_NAME``. The arguments of `timm.create_model` are the arguments of
+`zoo.get`.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ def _entrypoint(registered: str, name: str, fixed: dict[str, Any]) -> Callable[.
         cache_dir: str | None = None,
         **options: Any,
     ) -> Any:
-        """Return `zoo.get` of the network, with a ``pretrained_cfg`` that timm has resolved."""
+        """Build the network with `zoo.get` and set the ``pretrained_cfg`` that timm resolves."""
         if cache_dir is not None:
             remedy = "set the environment variable ZOO_CACHE"
             raise ConfigError(f"cache_dir = {cache_dir!r}: weights have one cache", registered, remedy)
@@ -48,7 +49,7 @@ def _entrypoint(registered: str, name: str, fixed: dict[str, Any]) -> Callable[.
 
 
 def _default_cfg(name: str) -> dict[str, Any]:
-    """Return timm's description of a network: classes, images, and where its weights are published."""
+    """Return timm's ``cfg`` of a network: number of classes, preprocessing, and the address of its weights."""
     record = open_network(name, {}).network
     images = describe_images(record)
     cfg = {key: images[key] for key in ("input_size", "crop_pct", "mean", "std", "interpolation")}

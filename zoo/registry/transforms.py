@@ -40,9 +40,9 @@ def transforms(
     scores are for PIL images. Tensors are resized in float32 (bilinear, antialiased), without PIL's rounding to 8
     bits: their values differ by up to 1/255 before the normalization.
 
-    Raises ConfigError for an unknown name, for settings that exclude each other, and for a network that segments unless
-    scale and crop are given, because it takes whole images. The callable raises DataError for anything but an image,
-    and for an image that is smaller than the crop.
+    Raises ConfigError for an unknown name, for settings that exclude each other, and for a segmentation network without
+    scale and crop, because it takes whole images. The callable raises DataError for anything but an image, and for an
+    image that is smaller than the crop.
     """
     cfg = _cfg_of(name_or_cfg)
     if training and ten_crops:
@@ -54,7 +54,7 @@ def transforms(
     crop, scale = cfg["crop"] if crop is None else crop, cfg["scale"] if scale is None else scale
     if crop is None or (scale is None and not training):
         raise ConfigError(
-            "networks that segment take whole images and have no scale and crop",
+            "segmentation networks take whole images and have no scale and crop",
             "zoo.transforms",
             "give scale and crop, or normalize whole images by the mean and std of pretrained_cfg, as zoo segment does",
         )
@@ -72,7 +72,7 @@ def transforms(
 
 
 def _cfg_of(source: str | nn.Module | Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the ``pretrained_cfg`` of a name or model, or the mapping; raises ConfigError if keys are missing."""
+    """Return the ``pretrained_cfg`` of a name or model, or the mapping. Raises ConfigError if keys are missing."""
     if isinstance(source, str):
         opened = find_network(source)
         source = describe_images(opened.network.model_copy(update={"preprocessing": preprocessing_of(opened)}))

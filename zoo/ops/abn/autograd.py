@@ -1,4 +1,4 @@
-"""The autograd functions of the fused activated batch norm, which save only the output and per-channel vectors.
+"""The autograd functions of the fused activated batch norm. They save only the output and per-channel vectors.
 
 All functions share one backward. In eager mode the output overwrites the input. Under torch.compile the output is a new
 tensor, because in-place operations give wrong gradients in compiled networks; the compiler reuses the memory itself.
@@ -21,7 +21,7 @@ from zoo.ops.second_derivatives import first_derivatives_only
 class ActivatedBatchNorm(torch.autograd.Function):
     """z = f(g (x - mean) / sqrt(var + eps) + bias + shortcut), g = |weight| + eps, for x of shape (N, C, ...).
 
-    The arguments after x are the shortcut, the fields of `NormSettings` and of `Statistics`, which get no
+    The arguments after x are the shortcut and the fields of `NormSettings` and of `Statistics`; statistics get no
     gradients. Backward sums over the group. The shortcut (shape and dtype of x, or None) is saved for backward instead
     of the residual sum. With ``inplace``, x is overwritten and returned.
     The derivative of \\|weight\\| at 0 is +1, as published. Second derivatives raise RuntimeError.

@@ -34,13 +34,14 @@ def inplace_abn(
     shortcut: Tensor | None = None,
     num_batches: Tensor | None = None,
 ) -> Tensor:
-    """Return f((|weight| + eps) (x - mean) / sqrt(var + eps) + bias + shortcut), by default written over x.
+    """Return f((|weight| + eps) (x - mean) / sqrt(var + eps) + bias + shortcut); overwrites x by default.
 
-    Backward saves only the output, per-channel vectors and ``shortcut``, which another operation usually saves anyway.
-    It recovers the residual sum from the output, and x_hat with an error of about u rms(sum) / (|weight| + eps), where
-    u is the unit roundoff of the dtype of x. In half precision |weight| should therefore be at least 0.01 rms(sum).
-    Where |weight| + eps < u |bias|, the recovered x_hat would be pure rounding error, and backward uses x_hat = 0
-    (csrc/README.md). Under torch.compile and in a selective checkpoint x is never overwritten.
+    Saves only the output, per-channel vectors and ``shortcut`` for backward; another operation usually saves
+    ``shortcut`` anyway. Backward recovers the residual sum from the output, and x_hat with an error of about
+    u rms(sum) / (|weight| + eps), where u is the unit roundoff of the dtype of x. In half precision, |weight| should
+    therefore be at least 0.01 rms(sum). Where |weight| + eps < u |bias|, the recovered x_hat would be pure rounding
+    error, and backward uses x_hat = 0 (csrc/README.md). Under torch.compile and in a selective checkpoint, x is never
+    overwritten.
 
     Args:
     - `x`: the input, a floating-point tensor of shape (N, C, ...).
@@ -59,8 +60,9 @@ def inplace_abn(
     - `num_batches`: a zero-dimensional tensor that is incremented in place when the running statistics are updated, or
       None.
 
-    Raises ValueError for a wrong shape or activation, and for batch statistics of fewer than two values per channel;
-    RuntimeError where autograd forbids overwriting x. Nothing has been modified in these cases.
+    Raises ValueError for a wrong shape or activation, and for batch statistics of fewer than two values per channel.
+    Raises RuntimeError where autograd forbids overwriting x. Nothing is modified if an error is raised.
+
     Source: Rota Bulo et al., In-Place Activated BatchNorm, CVPR 2018, section 3.
     """
     check_activation(activation, activation_param, INVERTIBLE_ACTIVATIONS)
@@ -86,7 +88,7 @@ def inplace_abn_sync(
     *,
     inplace: bool = True,
 ) -> Tensor:
-    """Return the result of `inplace_abn` with batch statistics synchronized over a process group.
+    """`inplace_abn` with batch statistics synchronized over a process group.
 
     Args:
     - `group`: the process group, or None for the default one. Without an initialized process group, in a group of one
@@ -134,14 +136,14 @@ def check_activation(activation: str, activation_param: float, known: tuple[str,
     """Raise ValueError unless the activation is one of ``known`` and its slope or alpha is positive."""
     if activation not in known:
         raise ValueError(f"activation {activation!r} is not one of {', '.join(known)}")
-    # Not math.isfinite: in a graph with dynamic shapes the number is a symbol, which supports only comparisons.
+    # Not math.isfinite: in a graph with dynamic shapes the number is a symbol and supports comparisons only.
     positive = isinstance(activation_param, (int, float)) and 0 < activation_param < math.inf
     if activation in ("leaky_relu", "elu") and not positive:
         raise ValueError(f"activation_param of {activation} must be positive, got {activation_param!r}")
 
 
 def _check_shortcut(x: Tensor, shortcut: Tensor | None, inplace: bool) -> None:
-    """Raise ValueError unless the shortcut has the shape and dtype of x, and no storage of an x to be overwritten."""
+    """Raise ValueError unless the shortcut has the shape and dtype of x, and does not share memory overwritten in x."""
     if shortcut is None:
         return
     if inplace and not torch.compiler.is_compiling() and is_alias_of(x, shortcut):
@@ -157,7 +159,7 @@ def _check_shortcut(x: Tensor, shortcut: Tensor | None, inplace: bool) -> None:
 
 
 def _check_overwritable(x: Tensor, inplace: bool, *parameters: Tensor | None) -> None:
-    """Raise RuntimeError if x is to be overwritten but is expanded, or autograd forbids it."""
+    """Raise RuntimeError if x would be overwritten although it is expanded or autograd forbids it."""
     if not inplace or torch.compiler.is_compiling():
         return
     what = "an expanded tensor, whose elements share memory," if has_repeated_elements(x) else ""

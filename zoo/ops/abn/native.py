@@ -1,4 +1,4 @@
-"""The kernels for the CPU: operators of the compiled library, which equal reference.py up to rounding.
+"""The kernels for the CPU: operators of the compiled library. They equal reference.py up to rounding.
 
 Contiguous and channels_last tensors are read in place. Tensors of other layouts are first copied to contiguous ones;
 `apply_` copies the result back, and the other kernels then return contiguous tensors. ``dz`` and ``shortcut`` are
@@ -14,7 +14,7 @@ from torch.autograd.graph import increment_version
 
 from zoo.ops.abn.reference import Means, NormSettings, ReferenceKernels, of_dtype
 
-# Activation codes of csrc/numbers.h.
+# Activation codes, as in csrc/numbers.h.
 ACTIVATIONS = {"leaky_relu": 0, "elu": 1, "identity": 2}
 
 

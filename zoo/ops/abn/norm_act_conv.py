@@ -1,8 +1,8 @@
-"""Fused norm, activation and convolution, which recomputes the convolution's input in backward.
+"""Fused norm, activation and convolution. Backward recomputes the input of the convolution.
 
 This is the paper's alternative to the in-place norm: it saves the norm's input (Rota Bulo et al., CVPR 2018,
 Figure 2 b). The three must be one operation, because an ordinary convolution saves its input z = f(g x_hat + b). In a
-DenseNet, where the inputs of the concatenation are saved anyway, it needs no additional memory; each layer of an
+DenseNet it needs no additional memory, since the inputs of the concatenation are saved anyway; each layer of an
 ordinary DenseNet saves a copy of all previous outputs.
 """
 
@@ -23,7 +23,7 @@ from zoo.ops.second_derivatives import first_derivatives_only
 
 
 def join(inputs: Sequence[Tensor]) -> Tensor:
-    """Return the inputs concatenated along the channels. A single input is returned itself."""
+    """Concatenate the inputs along the channels. A single input is returned unchanged."""
     return torch.cat(list(inputs), dim=1) if len(inputs) > 1 else inputs[0]
 
 
@@ -38,12 +38,12 @@ def norm_act_conv(
 ) -> Tensor:
     """Return conv(f((|weight| + eps) x_hat + bias)) of the concatenated ``inputs``, which are not modified.
 
-    ``joined`` is the result of `join` without gradient, and ``statistics`` are its statistics. If there are several
-    inputs, it is overwritten. The inputs, the parameters and per-channel vectors are saved for backward, which
-    recomputes the concatenation, the norm and the activation, but not the statistics or the convolution. It sums over
-    the group in one all-reduce. The norm's gradient is computed from z, with the precision of `inplace_abn`.
-    Under autocast the convolution uses autocast's dtype. There are no second derivatives. Raises RuntimeError in
-    backward if an input has been modified.
+    ``joined`` is the result of `join` without gradient, and ``statistics`` are its statistics. It is overwritten if
+    there are several inputs. Saves the inputs, the parameters and per-channel vectors. Backward recomputes the
+    concatenation, the norm and the activation, but not the statistics or the convolution, and sums over the group in
+    one all-reduce. The norm's gradient is computed from z, with the precision of `inplace_abn`. Under autocast the
+    convolution uses autocast's dtype. There are no second derivatives. Raises RuntimeError in backward if an input has
+    been modified.
     """
     return _NormActConv.apply(convolution, joined, *statistics, *settings, conv_weight, conv_bias, *inputs)
 
@@ -97,7 +97,7 @@ class _NormActConv(torch.autograd.Function):
 
 
 def _activated(joined: Tensor, overwrite: bool, mean: Tensor, var: Tensor, settings: NormSettings) -> Tensor:
-    """Return z, in the memory of ``joined`` with ``overwrite``, else in a new tensor."""
+    """Return z, in the memory of ``joined`` with ``overwrite``, otherwise in a new tensor."""
     if not overwrite:
         return kernels_for(joined).apply(joined, mean, var, settings)
     kernels_for(joined).apply_(joined, mean, var, settings)

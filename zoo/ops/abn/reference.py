@@ -8,7 +8,7 @@ where s is the optional shortcut of a residual sum, of the shape and dtype of x,
 invertible (Rota Bulo et al., CVPR 2018, section 3; the absolute value is from the published code). Without weight
 g = 1, without bias b = 0. csrc/README.md derives the backward formulas.
 
-Half precision is computed in float32, float64 in float64. Compiled kernels are tested against these.
+Half precision is computed in float32, float64 in float64. Compiled kernels are tested against these kernels.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ class NormSettings(NamedTuple):
     activation_param: float
 
 
-Means = tuple[Tensor, Tensor] | None  # the means of dy and dy x_hat per channel
+Means = tuple[Tensor, Tensor] | None  # per-channel means of dy and dy x_hat
 
 
 class ReferenceKernels:
-    """The kernels of a back end. Other back ends derive from this class, and override the kernels that they have.
+    """The reference kernels. Other back ends derive from this class and override the kernels that they implement.
 
     x, z, their gradients and the shortcut are (N, C, ...) tensors of one shape and dtype, of any strides; vectors are
     (C,). Statistics, sums and means are computed in the accumulation dtype (`accumulate_dtype`). Kernels neither record
@@ -54,7 +54,7 @@ class ReferenceKernels:
     def track_statistics(
         self, x: Tensor, running_mean: Tensor, running_var: Tensor, momentum: float
     ) -> tuple[Tensor, Tensor]:
-        """Return the result of `statistics`, and update the running statistics, (C,), as `update_running` does."""
+        """Return the result of `statistics`, and update the running statistics, (C,), with `update_running`."""
         mean, var = self.statistics(x)
         update_running(running_mean, running_var, mean, var, values_per_channel(x), momentum)
         return mean, var
@@ -74,14 +74,14 @@ class ReferenceKernels:
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Return the statistics of a process group: mean and biased variance, (C,), and the number of values.
 
-        ``gathered`` is (processes, 2 C + 1), a row of `local_statistics` per process. The number of values per channel
-        is zero-dimensional; all results have ``dtype``. Running statistics that are not None are updated as by
+        ``gathered`` is (processes, 2 C + 1), one row of `local_statistics` per process. The number of values per
+        channel is zero-dimensional; all results have ``dtype``. Running statistics that are not None are updated with
         `update_running`.
         """
         channels = gathered.shape[1] // 2
         means, variances, counts = gathered.split([channels, channels, 1], dim=1)
         total = counts.sum()
-        divisor = total.clamp(min=1)  # without any value, the caller raises an error instead of dividing by zero
+        divisor = total.clamp(min=1)  # avoids division by zero; the caller raises an error if there are no values
         mean = (counts * means).sum(0) / divisor
         var = (counts * (variances + (means - mean).square())).sum(0) / divisor
         mean, var, num_values = mean.to(dtype), var.to(dtype), total.to(dtype)
@@ -120,7 +120,7 @@ class ReferenceKernels:
     def backward(
         self, z: Tensor, dz: Tensor, var: Tensor, num_values: int | None, settings: NormSettings
     ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-        """Return dL/dx, dL/dweight and dL/dbias: the backward pass of one process without a shortcut.
+        """Return dL/dx, dL/dweight and dL/dbias for one process and no shortcut.
 
         ``num_values`` is the number of values per channel, or None if the statistics do not depend on x. dL/dx is a new
         tensor of the shape and dtype of z; the others are (C,) in the dtypes of weight and bias, or None without them.
@@ -211,7 +211,7 @@ MaybeTensor = TypeVar("MaybeTensor", Tensor, Tensor | None)
 def laid_out(x: MaybeTensor, like: Tensor) -> MaybeTensor:
     """Return x in the layout of ``like``, a tensor of the same shape; copies if needed. None for None.
 
-    Returns x under torch.compile, which chooses layouts itself.
+    Returns x itself under torch.compile, which chooses layouts on its own.
     """
     if x is None or torch.compiler.is_compiling() or x.stride() == like.stride():
         return x

@@ -1,4 +1,4 @@
-"""The statistics of a norm: of the batch, in one process or synchronized over a group, or the running statistics."""
+"""The statistics of a norm: batch statistics, local or synchronized over a process group, or running statistics."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from zoo.torch_internals.data import ALL_GATHER
 
 
 class Statistics(NamedTuple):
-    """Mean and biased variance, shape (C,), with the number of values they were computed from.
+    """Mean and biased variance, shape (C,), with the number of values behind them.
 
     ``num_values`` is the number of values per channel: an int, or in a synchronized layer a zero-dimensional tensor;
     None for running statistics, which do not depend on the input. ``group`` is the process group of synchronized
@@ -69,8 +69,8 @@ def take_statistics(
 def next_momentum(momentum: float | Tensor | None, num_batches: Tensor | None, dtype: torch.dtype) -> float | Tensor:
     """Increment ``num_batches``, if given; return the momentum, or 1 / ``num_batches`` if it is None.
 
-    Must be called after all checks, but before the end of the forward pass: the recomputation of a checkpoint stops at
-    the last tensor it needs, which would update the running statistics without counting the batch.
+    Must be called after all checks, but not at the end of the forward pass: the recomputation of a checkpoint stops at
+    the last tensor it needs, and would update the running statistics without counting the batch.
     """
     if num_batches is None:
         if momentum is None:
@@ -93,7 +93,7 @@ def check_input(x: Tensor, vectors: list[Tensor | None]) -> None:
 
 
 def check_num_values(x: Tensor, num_values: int | None = None) -> int:
-    """Return the number of values per channel, by default of x; raise ValueError if it is less than two."""
+    """Return the number of values per channel (default: of x). Raises ValueError if it is less than two."""
     num_values = values_per_channel(x) if num_values is None else num_values
     if num_values < 2:
         raise ValueError(
@@ -130,8 +130,8 @@ def _gather_statistics(
     gathered = packed.new_empty(world_size * packed.numel())
     getattr(dist, ALL_GATHER)(gathered, packed, group=group)
     gathered = gathered.view(world_size, -1)
-    # With two local values the group has enough. Only with fewer does the host wait for the group's number, which a
-    # compiled graph cannot do.
+    # Two local values are enough for the group. Only with fewer does the host wait for the number of the group; a
+    # compiled graph cannot wait.
     if values_per_channel(x) < 2 and not torch.compiler.is_compiling():
         check_num_values(x, int(gathered[:, -1].sum()))
     return Statistics(*kernels.group_statistics(gathered, accumulate_dtype(x.dtype), *running, momentum), group)

@@ -34,14 +34,14 @@ from zoo.ops.operators import accumulate_dtype, new_vectors, operator
 
 TILE = 2048
 WARPS = 4
-RESIDENT_PROGRAMS = 132 * 6  # if unknown: typically 6 on each multiprocessor of an H100
+RESIDENT_PROGRAMS = 132 * 6  # assumed if unknown: typically 6 on each multiprocessor of an H100
 LONGEST_ROW = 1024
-MAX_STRIPS = 132 * 4  # of several channels, unless LONGEST_ROW needs more: resident at once on most devices
-MAX_PIECES = 8  # per strip, if there are more strips than resident programs
-COMBINED_SPLITS = 256  # that a program combines at a time
-COMBINED_CHANNELS = 8  # per program
+MAX_STRIPS = 132 * 4  # strips of several channels, unless LONGEST_ROW needs more: resident at once on most devices
+MAX_PIECES = 8  # most pieces per strip, if there are more strips than resident programs
+COMBINED_SPLITS = 256  # splits that a program combines at a time
+COMBINED_CHANNELS = 8  # channels that a program combines
 COMBINE_WARPS = 8
-MAX_COMPILED = 4096  # entries of the cache, one per kernel and shape: inputs may have unlimited shapes
+MAX_COMPILED = 4096  # cache entries, one per kernel and shape; the number of input shapes is unlimited
 
 
 class TritonKernels(ReferenceKernels):
@@ -112,9 +112,9 @@ class TritonKernels(ReferenceKernels):
 
 
 def _function_or_operator(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the operator where it has to be seen (`is_intercepted`), otherwise the function behind it.
+    """Return the operator where calls are intercepted (`is_intercepted`), otherwise the function that implements it.
 
-    The function avoids the dispatcher.
+    Calling the function avoids the overhead of the dispatcher.
     """
     return getattr(torch.ops.zoo_triton, name).default if is_intercepted() else function
 
@@ -164,7 +164,7 @@ def _launch_statistics(
     running: tuple[Tensor | None, Tensor | None] = (None, None),
     momentum: float = 0.0,
 ) -> None:
-    """Write mean, variance and number of values of x (zeros if x is empty), and update the running statistics."""
+    """Write mean, variance and number of values of x (zeros if x is empty); update the running statistics."""
     if x.numel() == 0:
         for result in (mean, var) if count is None else (mean, var, count):
             result.zero_()
@@ -337,7 +337,8 @@ def _launch(
     key = name, x.get_device(), tiling, constants, *_cache_key(tensors)
     found = _compiled.get(key)
     if found is None:
-        # The number of programs follows from the code. The partial results, which depend on it, are given as a dtype.
+        # The number of programs follows from the compiled code, and the size of the partial results from that number.
+        # Their dtype is enough to compile.
         unknown, places = ((accumulate_dtype(x.dtype),), (1,)) if planes else ((), ())
         arguments = 1, *tiling.numbers, *places, *tiling.constants, *constants
         kernel, accumulate = _compile(name, x, WARPS, (*tensors, *unknown), arguments)
@@ -362,8 +363,8 @@ def _launch_programs(
 ) -> None:
     """Launch a kernel on the device of x, for values of its dtype.
 
-    Binding arguments dominates Triton's launch time. The cache of compiled kernels avoids it; its key is everything
-    that the code depends on: device, dtypes, alignment of addresses, and numbers.
+    Binding arguments dominates Triton's launch time; the cache of compiled kernels avoids it. The key contains
+    everything that the code depends on: device, dtypes, alignment of addresses, and numbers.
     """
     if x.is_cuda and x.get_device() != torch.cuda.current_device():
         with torch.cuda.device_of(x):
@@ -383,7 +384,7 @@ def _cache_key(tensors: tuple[Tensor | None, ...]) -> list[tuple[torch.dtype, in
 
 
 def _compile(name: str, x: Tensor, warps: int, tensors: tuple[Any, ...], numbers: tuple[Any, ...]) -> tuple[Any, Any]:
-    """Return a kernel compiled for these arguments, and its accumulation dtype. A dtype means an aligned tensor."""
+    """Compile a kernel for these arguments; return it and its accumulation dtype. A dtype means an aligned tensor."""
     import triton.language as tl  # type: ignore
 
     from zoo.ops.abn import triton_kernels
@@ -441,7 +442,7 @@ def _rounding(dtype: torch.dtype) -> float:
 
 
 class Tiling(NamedTuple):
-    """How a tensor is divided into tiles; triton_kernels.py defines the terms.
+    """Division of a tensor into tiles; triton_kernels.py defines the terms.
 
     ``strips`` is the number of strips, ``tiles`` the number of tiles per strip.
     """
@@ -458,12 +459,12 @@ class Tiling(NamedTuple):
 
     @property
     def numbers(self) -> tuple[int, ...]:
-        """The numbers that do not specialize a kernel: outer, groups, units."""
+        """Arguments that Triton must not specialize on: outer, groups, units."""
         return self[:3]
 
     @property
     def constants(self) -> tuple[int, ...]:
-        """The numbers that specialize a kernel: period, unit, rows, cols."""
+        """Arguments that Triton specializes on: period, unit, rows, cols."""
         return self[3:7]
 
     @property
@@ -481,8 +482,8 @@ class Tiling(NamedTuple):
 def split(tiling: Tiling, resident: int) -> tuple[int, int]:
     """Return the number of pieces per strip, and the number of programs, for ``resident`` programs at a time.
 
-    There are at most ``resident`` programs. If there are more strips, each is split into the number of pieces, up to
-    `MAX_PIECES`, that makes the last wave as full as possible.
+    At most ``resident`` programs run. If there are more strips, each strip is split into the number of pieces (up to
+    `MAX_PIECES`) that fills the last wave best.
     """
     strips, tiles = tiling.strips, tiling.tiles
 
@@ -517,7 +518,7 @@ def _tiling_of(shape: torch.Size, stride: tuple[int, ...], item_bytes: int, redu
 
 def _tiling(outer: int, groups: int, inner: int, period: int, cols: int, item_bytes: int) -> Tiling:
     rows = min((TILE if item_bytes < 8 else TILE // 2) // cols, next_power_of_two(outer))
-    # A row whose last tile ends beyond the 32-bit range gets the unit 1, so units, and with them indices, have 64 bits.
+    # A row whose last tile ends beyond the 32-bit range gets the unit 1: its units and indices then have 64 bits.
     unit = math.gcd(inner, 16) if inner + cols <= 2**31 else 1
     strips = groups * -(-inner // cols)
     return Tiling(outer, groups, inner // unit, period, unit, rows, cols, strips, -(-outer // rows))
@@ -544,7 +545,7 @@ def _is_dense(shape: torch.Size, stride: tuple[int, ...]) -> bool:
 
 
 def _is_channels_last(shape: torch.Size, stride: tuple[int, ...]) -> bool:
-    """Return whether a tensor is dense in (N, ..., C) order, which includes tensors with one position per image."""
+    """Return whether a tensor is dense in (N, ..., C) order, as every dense tensor with one position per image is."""
     last = _is_packed((shape[0], *shape[2:], shape[1]), (stride[0], *stride[2:], stride[1]))
     return shape[1] > 1 and stride[1] == 1 and last
 

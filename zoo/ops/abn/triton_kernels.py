@@ -1,5 +1,5 @@
 # mypy: disable-error-code="no-untyped-def, name-defined"
-"""The device code of triton.py: the kernels, and two that combine their partial results.
+"""The device code of triton.py: the kernels, and two kernels that combine their partial results.
 
 A tensor's memory is indexed as (outer, groups, inner). A tile of ROWS by COLS moves along the outer index.
 
@@ -13,8 +13,8 @@ S is the number of positions of a channel. The tiles of one group and one set of
 processes every ``pieces``-th tile of a strip, so all programs together sweep memory from start to end. Elementwise
 kernels sweep backwards, starting with what is still in the cache.
 
-``inner`` is passed as ``units`` times the constant UNIT, which tells the compiler the divisibility of offsets: without
-it loads would not be 128 bits wide. Offsets have 64 bits.
+``inner`` is passed as ``units`` times the constant UNIT. The constant tells the compiler the divisibility of offsets;
+without it loads would not be 128 bits wide. Offsets have 64 bits.
 
 There are no atomics: each program stores its own result, per column if PERIOD is not 0, and a second kernel combines
 them in a fixed order. ACC is the accumulation dtype. Names and formulas follow reference.py.
@@ -29,7 +29,7 @@ INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)
 @triton.jit
 def locate(program, pieces, outer, groups, units, PERIOD: tl.constexpr, UNIT: tl.constexpr,
            ROWS: tl.constexpr, COLS: tl.constexpr):  # fmt: skip
-    """Return what a program processes, as nine values.
+    """Return the tile of this program: channels, masks and offsets, as nine values.
 
     - channel: the channels of the tile, (1, COLS), or with PERIOD = 0 one number
     - valid: the mask of these channels
@@ -70,7 +70,7 @@ def locate(program, pieces, outer, groups, units, PERIOD: tl.constexpr, UNIT: tl
 @triton.jit
 def locate_last(pieces, outer, groups, units, PERIOD: tl.constexpr, UNIT: tl.constexpr,
                 ROWS: tl.constexpr, COLS: tl.constexpr):  # fmt: skip
-    """Return the values of `locate` with programs in reverse order, each from its last tile to its first."""
+    """Return the values of `locate` for the reverse order: last program first, and from its last tile to its first."""
     program = tl.num_programs(0) - 1 - tl.program_id(0)
     channel, valid, place, inside, rows, step, offsets, stride, steps = locate(
         program, pieces, outer, groups, units, PERIOD, UNIT, ROWS, COLS
@@ -108,8 +108,8 @@ def is_unrecoverable(scale, shift, ACTIVATION: tl.constexpr, ROUNDING: tl.conste
 def expm1(y):
     """Return exp(y) - 1 for y <= 0 without cancellation; undefined for y > 0.
 
-    In float32 a polynomial near 0, and otherwise the approximate exp(y) - 1, both with a relative error below 1e-6. In
-    float64 Kahan's quotient, in which the rounding error of exp(y) cancels.
+    In float32 it uses a polynomial near 0 and otherwise the approximate exp(y) - 1, both with a relative error below
+    1e-6. In float64 it uses Kahan's quotient, in which the rounding error of exp(y) cancels.
     """
     power = tl.exp(y)
     if y.dtype == tl.float64:
@@ -141,7 +141,7 @@ def log1p(y):
 
 @triton.jit
 def log2(x):
-    """Return the logarithm to base 2 of float32 numbers, with an absolute error of 2^-22 between 0.5 and 2."""
+    """Return the base-2 logarithm of float32 numbers, with an absolute error of 2^-22 between 0.5 and 2."""
     if INTERPRETED:
         result = tl.log2(x)
     else:  # tl.log2 is accurate to 1 ulp, which takes more instructions than the rest of the loop
@@ -210,7 +210,7 @@ def statistics(x, partial, pieces, outer, groups, units, places: "i64",  # noqa:
     mean = tl.zeros((ROWS, COLS), ACC)
     squares = tl.zeros((ROWS, COLS), ACC)
     seen = tl.full((), 0, ACC)
-    # An element of the tile is masked always or only in the last step, so all active lanes have seen as many values.
+    # Lanes are masked in all steps or only in the last step, so all active lanes have the same number of values.
     last = rows + (steps - 1) * step
     count = tl.where(last < outer, steps, steps - 1).to(ACC) * inside.to(ACC)
     for _ in range(steps):
@@ -278,7 +278,7 @@ def move(running, new, momentum, valid, ACC: tl.constexpr):
 def apply(x, out, shortcut, mean, var, weight, bias, pieces, outer, groups, units,
           PERIOD: tl.constexpr, UNIT: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr,
           EPS: tl.constexpr, ACTIVATION: tl.constexpr, PARAM: tl.constexpr, ACC: tl.constexpr):  # fmt: skip
-    """Write z to ``out``, which may be x. Starts at the end, which the previous kernel left in the cache."""
+    """Write z to ``out``, which may be x. Starts at the end, because the previous kernel left it in the cache."""
     channel, valid, _, inside, rows, step, offsets, stride, steps = locate_last(
         pieces, outer, groups, units, PERIOD, UNIT, ROWS, COLS
     )
@@ -379,7 +379,7 @@ def backward_apply(z, dz, shortcut, var, weight, bias, mean_dy, mean_dy_xhat, dx
     shift = bias_of(bias, channel, valid, ACC)
     if mean_dy is not None:
         constant = -slope * tl.load(mean_dy + channel, mask=valid, other=0).to(ACC)
-        factor = -inverse_std * tl.load(mean_dy_xhat + channel, mask=valid, other=0).to(ACC)  # of g x_hat
+        factor = -inverse_std * tl.load(mean_dy_xhat + channel, mask=valid, other=0).to(ACC)  # factor of g x_hat
         factor = tl.where(is_unrecoverable(scale, shift, ACTIVATION, ROUNDING), factor * 0, factor)  # NaN stays NaN
     for _ in range(steps):
         mask = (rows < outer) & inside
