@@ -56,6 +56,7 @@ ODD: list[tuple[str, Any]] = [
     *[(key, MISSING) for key in ("scaler", "num_threads", "device", "torch_version", "best_prec1")],
     *[("ema", value) for value in (None, 3, "x", [], {}, {"a": 1}, torch.zeros(2))],
     *[("eval_modules", value) for value in (MISSING, None, 3, "x", [1], ["none"])],
+    *[("ranking", value) for value in (MISSING, None, 3, "x", [1], [["x", 1]])],
     *[("images", value) for value in (MISSING, None, 3, "x", [1], {"train": 3})],
     *[("best_prec1", value) for value in ("x", None)],
     *[(f"position.{key}", value) for key in ("epoch", "batch", "step") for value in (MISSING, "x", None)],

@@ -159,6 +159,9 @@ class CheckpointConfig(Section):
 
     every_steps: Annotated[int, Field(ge=0, le=MAX_STEPS)] = 0
     """Steps between two checkpoints within an epoch; 0: only after epochs."""
+    keep_best: Annotated[int, Field(gt=0, le=1000)] = 1
+    """Number of epochs with the best validation scores whose weights are kept. With more than 1, they are files such as
+    best_093.270_epoch0012.pth.tar beside model_best.pth.tar, in the order of the scores."""
 
 
 class Score(Section):
@@ -223,7 +226,7 @@ class Experiment(Section):
     segmentation: Segmentation | None = None
     """Label maps and crops of a segmentation; set automatically for segmentation networks, null for classification."""
     checkpoint: CheckpointConfig = CheckpointConfig()
-    """When checkpoints are written."""
+    """When checkpoints are written, and which of them are kept."""
     seed: Annotated[int, Field(ge=0, lt=2**32)] = 0
     """Seed of all random numbers."""
     expected: Expected | None = None

@@ -155,6 +155,9 @@ class Schedule(Section):
     """Whether the rate changes once per epoch or once per step; also the unit of the parameters."""
     epochs: Annotated[int, Field(gt=0, le=MAX_EPOCHS)] = 10
     """Number of passes over the training images."""
+    patience: Annotated[int, Field(gt=0, le=MAX_EPOCHS)] | None = None
+    """Early stopping: number of epochs without a better validation score after which the run ends; null: never. The
+    learning rate follows all epochs."""
     params: SerializeAsAny[ScheduleParams] = Field(default={}, validate_default=True)
     """Parameters of the schedule's type, see optimizer.schedule.params."""
     warmup_epochs: Annotated[float, Field(ge=0, le=MAX_EPOCHS)] = 0.0

@@ -20,6 +20,8 @@ COMMON_NAMES = {
     **dict.fromkeys(("reprob", "random_erase", "random_erasing"), ("input.random_erasing_train",)),
     **dict.fromkeys(("smoothing", "label_smoothing"), ("optimizer.label_smoothing",)),
     **dict.fromkeys(("class_weight", "weight"), ("regularization.class_weights",)),
+    **dict.fromkeys(("early_stopping", "early_stop"), ("optimizer.schedule.patience",)),
+    **dict.fromkeys(("keep", "save_top_k", "checkpoint_hist"), ("checkpoint.keep_best",)),
     **dict.fromkeys(("sampler", "weighted_sampling"), ("input.sampling_train",)),
     **dict.fromkeys(("classes", "num_classes"), ("network.num_classes",)),
 }

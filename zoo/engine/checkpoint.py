@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent import futures
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
@@ -29,6 +29,7 @@ logger = logging.getLogger(__name__)
 CHECKPOINT = "checkpoint.pth.tar"  # the original project's names; the files are torch.save files, not archives
 BEST = "model_best.pth.tar"
 PREVIOUS = "checkpoint.previous.pth.tar"
+RANKED = "best_*_epoch*.pth.tar"  # the pattern of `ranked_name`
 FORMAT_VERSION = 1
 MAX_COUNT = 2**63  # of numbers shown from untrusted files
 # The keys of a checkpoint that model_best.pth.tar has too: what inference needs, and the origin of the weights.
@@ -72,7 +73,8 @@ class CheckpointWriter:
 
         The previous checkpoint is renamed to ``checkpoint.previous.pth.tar``. With ``is_best`` the weights that
         validation scored are also written to ``model_best.pth.tar``, see `best_of`. All ranks have rank 0's running
-        statistics afterwards.
+        statistics afterwards. With ``checkpoint.keep_best`` above 1, the weights of an epoch that is among the best are
+        also written to a file of their own (`ranked_name`), and files of other epochs are removed.
         """
         self.join()
         broadcast_buffers(state)
@@ -84,7 +86,8 @@ class CheckpointWriter:
         # The thread is started without work. If a signal handler raises while the pool starts a thread, as torch's does
         # when a data worker dies, the pool does not know that thread, and its shutdown would not wait for the write.
         self._thread.submit(int)
-        self._write = self._thread.submit(write, content, self._folder, is_best)
+        ranked = state.ranking if state.config.checkpoint.keep_best > 1 else ()
+        self._write = self._thread.submit(write, content, self._folder, is_best, ranked)
 
     def raise_if_failed(self) -> None:
         """Raise the error of a write that has ended; do not wait for one that is still running."""
@@ -127,6 +130,7 @@ def _content(state: TrainState, ranks: list[dict[str, Any]]) -> dict[str, Any]:
         "class_names": None if names is None else list(names),
         "images": {split: dict(of_split) for split, of_split in state.images.items()},
         "eval_modules": list(state.eval_modules),
+        "ranking": [list(entry) for entry in state.ranking],
         "ranks": ranks,
         "network": _network(state),
         "config": state.config.model_dump(mode="json"),
@@ -148,26 +152,41 @@ def _network(state: TrainState) -> dict[str, Any] | None:
     return state.config.record(state.class_names).content()
 
 
-def write(content: dict[str, Any], folder: Path, is_best: bool) -> None:
+def write(content: dict[str, Any], folder: Path, is_best: bool, ranked: Sequence[tuple[float, int]] = ()) -> None:
     """Replace the checkpoint in ``folder`` atomically and durably; CheckpointError if that fails.
 
-    At any moment, even at a power failure, the folder has the old file or the new one.
+    ``ranked`` are the scores and epochs whose weights are kept, see `CheckpointWriter.save`. At any moment, even at a
+    power failure, the folder has the old file or the new one.
     """
     checkpoint = folder / CHECKPOINT
     try:
-        for name in (CHECKPOINT, BEST):
+        kept = {epoch: ranked_name(score, epoch) for score, epoch in ranked}
+        of_best = {BEST: best_of(content)} if is_best else {}
+        last = content["epoch"] - 1
+        if last in kept and content["position"]["batch"] == 0:
+            score = next(score for score, epoch in ranked if epoch == last)
+            of_best[kept[last]] = {**best_of(content), "best_prec1": score, "best_epoch": last}
+        for name in (CHECKPOINT, BEST, *kept.values()):
             remove_leftovers(folder / name)
         with replacing(checkpoint) as temporary:
             _save(content, temporary)
             # The best weights come first: a run killed here resumes from the older checkpoint and writes them again.
-            if is_best:
-                with replacing(folder / BEST) as temporary_best:
-                    _save(best_of(content), temporary_best)
+            for name, weights in of_best.items():
+                with replacing(folder / name) as temporary_best:
+                    _save(weights, temporary_best)
             if checkpoint.exists():
                 os.replace(checkpoint, folder / PREVIOUS)
         flush_folder(folder)
+        for path in folder.glob(RANKED):  # last: a run that resumes from the older checkpoint may need them
+            if path.name not in kept.values():
+                path.unlink(missing_ok=True)
     except (OSError, RuntimeError) as error:  # torch reports a full disk as a RuntimeError
         raise CheckpointError(_write_failure(error, folder)) from error
+
+
+def ranked_name(score: float, epoch: int) -> str:
+    """Return the name of the weights after ``epoch`` (from 0); names sort by the score, percent."""
+    return f"best_{score:07.3f}_epoch{epoch + 1:04d}.pth.tar"
 
 
 def _save(content: dict[str, Any], path: Path) -> None:

@@ -30,7 +30,7 @@ logger = logging.getLogger(__name__)
 
 AUTO = "auto"
 # Prefixes of settings that may change on a resume because they do not affect the computation. All others must match.
-HARMLESS_KEYS = ("checkpoint.", "expected", "training.gradient_angle_meter")
+HARMLESS_KEYS = ("checkpoint.", "expected", "training.gradient_angle_meter", "optimizer.schedule.patience")
 EPOCHS = "optimizer.schedule.epochs"  # may grow on a resume
 # What Python and torch raise for unexpected values in a checkpoint.
 ODD_CONTENT = (LookupError, TypeError, AttributeError, ValueError, ArithmeticError, RuntimeError)
@@ -150,6 +150,7 @@ def restore(state: TrainState, resumed: LoadedCheckpoint) -> list[str]:
         state.class_names = saved["class_names"]
         state.images = {split: dict(of_split) for split, of_split in saved["images"].items()}
         load_shared_state(state, saved)
+        state.ranking = [(float(score), int(epoch)) for score, epoch in saved["ranking"]]
         load_rank_states(state, saved["ranks"])
         modes = list(_load_modes(state, saved["eval_modules"]))
         differences = list(_differences(saved, state))

@@ -55,6 +55,8 @@ class TrainState:
     """Best validation score so far, percent."""
     best_epoch: int | None = None
     """Index of the epoch with ``best_score``; None before the first validation."""
+    ranking: Sequence[tuple[float, int]] = ()
+    """The best scores and the indices of their epochs, best first, at most ``checkpoint.keep_best``."""
     images: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """What identifies the images of "train" and "val", empty until it is known; a resume needs the same images."""
     class_names: Sequence[str] | None = None
@@ -66,6 +68,22 @@ class TrainState:
     def config(self) -> Experiment:
         """The settings of the run."""
         return self.task.config
+
+    @property
+    def is_stale(self) -> bool:
+        """Whether an epoch has ended without a better score for ``optimizer.schedule.patience`` epochs.
+
+        A function of the last and the best epoch, so that a resumed run counts as an uninterrupted one.
+        """
+        patience = self.config.optimizer.schedule.patience
+        if patience is None or self.best_epoch is None or self.batch > 0:
+            return False
+        return self.epoch - 1 - self.best_epoch >= patience
+
+    @property
+    def is_done(self) -> bool:
+        """Whether nothing is left to train: all epochs are done, or the scores are stale."""
+        return self.epoch >= self.config.optimizer.schedule.epochs or self.is_stale
 
     @property
     def scored_model(self) -> nn.Module:

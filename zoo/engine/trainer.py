@@ -67,7 +67,7 @@ class Trainer:
         self._fault = ""  # why this rank has no further batch; the text, as an exception would hold on to the workers
 
     def train(self) -> Result | None:
-        """Train from the position of the state to the end of the schedule; return the result of the last validation.
+        """Train to the end of the schedule, or until scores are stale; return the result of the last validation.
 
         Every rank has to call it. Each epoch ends with a validation and a checkpoint; ``checkpoint.every_steps`` adds
         checkpoints within epochs. They are written in the background, and all of them are complete when this returns or
@@ -84,7 +84,7 @@ class Trainer:
         with self.stop, self.writer:
             try:
                 try:
-                    while self.state.epoch < self.config.optimizer.schedule.epochs:
+                    while not self.state.is_done:
                         self._train_epoch()
                         result = self._finish_epoch()
                 except StopRequested as error:
@@ -210,6 +210,8 @@ class Trainer:
             is_best = state.epoch == 0 or result.score > state.best_score
             if is_best:
                 state.best_score, state.best_epoch = result.score, state.epoch
+            ranked = sorted([*state.ranking, (result.score, state.epoch)], key=lambda entry: (-entry[0], entry[1]))
+            state.ranking = ranked[: self.config.checkpoint.keep_best]
             self.log.validation(state.epoch, state.step, result, is_best)
         for observer in self.observers:
             observer.after_epoch(state, result)

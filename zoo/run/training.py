@@ -201,6 +201,7 @@ def train_experiment(
     # 2. Task and loaders: all processes have the same images.
     task = task_of(config)
     loaders = build_loaders(task, data, process.loader_options(workers, config.optimizer.replicas))
+    _check_validates(config, loaders)
     images = fingerprints(*loaders)
     check_same_on_all_ranks(process, lambda: images, _how_to_agree(data), DataError)
 
@@ -226,9 +227,9 @@ def train_experiment(
                 )
 
         # 4. The loop.
-        epochs = config.optimizer.schedule.epochs
-        if state.epoch >= epochs:
-            logger.info("%d of %s done; %s: nothing to train", epochs, counted(epochs, "epoch"), escape(log_dir))
+        if state.is_done:
+            epochs = counted(config.optimizer.schedule.epochs, "epoch")
+            logger.info("%d of %s done; %s: nothing to train", state.epoch, epochs, escape(log_dir))
         else:
             logger.info("%s", _begin_summary(state, num_parameters, loaders, data, log_dir))
             log.begin(state.step, process.device, process.world_size, images)
@@ -243,7 +244,7 @@ def _result(state: TrainState, log_dir: Path) -> TrainingResult:
     validates = state.best_epoch is not None
     return TrainingResult(
         model=state.scored_model.eval(),
-        scores=_last_scores(state.config, log_dir, state.process) if validates else {},
+        scores=_last_scores(state, log_dir) if validates else {},
         best_score=state.best_score if validates else None,
         best_epoch=state.best_epoch,
         checkpoint=log_dir / CHECKPOINT,
@@ -256,11 +257,22 @@ def _prepared(module: nn.Module, network: Spec) -> nn.Module:
     return lean(module) if network.memory == LEAN and not is_lean(module) else module
 
 
-def _last_scores(config: Experiment, log_dir: Path, process: Process) -> dict[str, float]:
+def _last_scores(state: TrainState, log_dir: Path) -> dict[str, float]:
     """Return the scores of the validation after the last epoch, by name."""
-    last_epoch = config.optimizer.schedule.epochs - 1
-    scored = process.on_main(partial(read_validation, log_dir, last_epoch))
-    return {name: float(scored[name]) for name in task_of(config).labels}
+    scored = state.process.on_main(partial(read_validation, log_dir, state.epoch - 1))
+    return {name: float(scored[name]) for name in state.task.labels}
+
+
+def _check_validates(config: Experiment, loaders: Loaders) -> None:
+    """Raise ConfigError for settings that need a validation, in a run without one."""
+    needs = {
+        "optimizer.schedule.patience": config.optimizer.schedule.patience,
+        "checkpoint.keep_best": config.checkpoint.keep_best if config.checkpoint.keep_best > 1 else None,
+    }
+    for key, value in needs.items():
+        if value is not None and loaders[1] is None:
+            what = "compares validation scores, and the run has no images to validate on"
+            raise ConfigError(what, f"{key} = {value}", "give a data set val, or remove the key")
 
 
 def _check_settings_agree(config: Experiment, process: Process, log_every: int) -> None:
@@ -346,8 +358,12 @@ def _begin_summary(
 
 def _end_summary(state: TrainState, log_dir: Path) -> str:
     """Return the best score and its checkpoint, or the last checkpoint of a run without validation."""
+    early = ""
+    if state.is_stale and state.epoch < state.config.optimizer.schedule.epochs:
+        patience = counted(state.config.optimizer.schedule.patience or 0, "epoch")
+        early = f"stopped after epoch {state.epoch}, {patience} without a better score\n"
     if state.best_epoch is None:
         return f"done; {escape(log_dir / CHECKPOINT)}"
     label = next(iter(state.task.labels.values()))
     best = escape(log_dir / BEST)
-    return f"best {label} {state.best_score:.2f} % after epoch {state.best_epoch + 1}; {best}"
+    return f"{early}best {label} {state.best_score:.2f} % after epoch {state.best_epoch + 1}; {best}"

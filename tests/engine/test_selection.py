@@ -1,0 +1,170 @@
+"""Early stopping and the best weights follow the validation scores, over interruptions too."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import zoo
+from tests.engine.tiny import MemoryLog, differences, make_config, make_images, run
+from zoo.config.experiment import Experiment
+from zoo.engine.checkpoint import BEST, CHECKPOINT, RANKED, ranked_name, read
+from zoo.engine.observers import Observer
+from zoo.engine.state import TrainState
+from zoo.engine.task import Result
+from zoo.engine.validation import validate
+from zoo.errors import ConfigError
+
+SCORES = [50.0, 70.0, 60.0, 70.0, 80.0, 10.0, 75.0, 60.0, 90.0]
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_images(tmp_path_factory.mktemp("data"), num_train=16)
+
+
+def _config(epochs: int = len(SCORES), patience: int | None = None, keep_best: int = 1) -> Experiment:
+    schedule = {"epochs": epochs, "patience": patience}
+    return make_config(optimizer={"schedule": schedule}, checkpoint={"keep_best": keep_best, "every_steps": 1})
+
+
+@pytest.fixture
+def scored(monkeypatch: pytest.MonkeyPatch) -> Callable[[Iterable[float]], None]:
+    """Return a function that sets the scores of the validations to come."""
+
+    def set_scores(scores: Iterable[float]) -> None:
+        coming = iter(scores)
+
+        def fake(*args: Any, **options: Any) -> Result:
+            return replace(validate(*args, **options), top1=next(coming))  # type: ignore[type-var]
+
+        monkeypatch.setattr("zoo.engine.trainer.validate", fake)
+
+    return set_scores
+
+
+@pytest.mark.parametrize(
+    ("patience", "scores", "epochs"),
+    [
+        (1, [50, 60, 60, 70], 3),
+        (2, [50, 60, 60, 70, 69, 68, 90], 6),
+        (3, [50, 40, 30, 50, 60], 4),
+        (3, [50, 40, 30, 60, 50], 5),
+        (None, [50, 40, 30, 20, 10], 5),
+    ],
+)
+def test_run_ends_when_scores_are_stale(
+    patience: int | None, scores: list[float], epochs: int, data: Path, tmp_path: Path, scored: Any
+) -> None:
+    scored(scores)
+    state = run(_config(len(scores), patience), data, tmp_path, log := MemoryLog())
+    assert len(log.validations) == state.epoch == epochs
+    assert state.best_epoch == max(range(epochs), key=lambda epoch: (scores[epoch], -epoch))
+    assert state.is_done
+
+
+class _Stop(Exception):
+    pass
+
+
+class _StopAt(Observer):
+    def __init__(self, step: int) -> None:
+        self.step = step
+
+    def after_step(self, state: TrainState) -> None:
+        if state.step == self.step:
+            raise _Stop
+
+
+def _interrupted(config: Experiment, data: Path, folder: Path, steps: Iterable[int], scored: Any) -> TrainState:
+    """Train with an interruption after each of ``steps``; validations have the scores of their epochs."""
+    options: dict[str, Any] = {}
+    for step in steps:
+        scored(SCORES[read(folder / CHECKPOINT)["epoch"] if options else 0 :])
+        with pytest.raises(_Stop):
+            run(config, data, folder, MemoryLog(), observers=[_StopAt(step)], **options)
+        options = {"resume": "auto"}
+    scored(SCORES[read(folder / CHECKPOINT)["epoch"] :])
+    return run(config, data, folder, MemoryLog(), **options)
+
+
+@pytest.mark.parametrize("steps", [[4], [5], [6, 9], [3, 4, 11]])  # of two steps per epoch
+def test_resumed_run_counts_and_keeps_as_uninterrupted_run(
+    steps: list[int], data: Path, tmp_path: Path, scored: Any
+) -> None:
+    config = _config(patience=3, keep_best=3)
+    scored(SCORES)
+    run(config, data, straight := tmp_path / "straight", MemoryLog())
+    state = _interrupted(config, data, resumed := tmp_path / "resumed", steps, scored)
+    assert state.epoch == 8
+    names = sorted(path.name for path in straight.glob(RANKED))
+    assert names == [ranked_name(70, 1), ranked_name(75, 6), ranked_name(80, 4)]
+    assert sorted(path.name for path in resumed.glob(RANKED)) == names
+    for name in (*names, BEST, CHECKPOINT):
+        contents = [torch.load(folder / name, weights_only=True) for folder in (straight, resumed)]
+        assert differences(*contents) == []
+
+
+def test_early_stop_is_not_trained_further_unless_patience_grows(data: Path, tmp_path: Path, scored: Any) -> None:
+    scored(SCORES)
+    assert run(_config(patience=1), data, tmp_path, MemoryLog()).epoch == 3
+    assert run(_config(patience=1), data, tmp_path, log := MemoryLog(), resume="auto").epoch == 3
+    assert log.numbers == []
+    scored(SCORES[3:])
+    assert run(_config(patience=3), data, tmp_path, MemoryLog(), resume="auto").epoch == 8
+
+
+def test_best_weights_are_those_of_their_epochs(data: Path, tmp_path: Path, scored: Any) -> None:
+    weights = []
+
+    class Copies(Observer):
+        def after_epoch(self, state: TrainState, result: Result | None) -> None:
+            weights.append({name: value.clone() for name, value in state.scored_model.state_dict().items()})
+
+    scored(SCORES)
+    run(_config(7, keep_best=2), data, tmp_path, MemoryLog(), observers=[Copies()])
+    kept = sorted(tmp_path.glob(RANKED))
+    assert [path.name for path in kept] == ["best_075.000_epoch0007.pth.tar", "best_080.000_epoch0005.pth.tar"]
+    for path, epoch, score in zip(kept, (6, 4), (75.0, 80.0), strict=True):
+        content = torch.load(path, weights_only=True)
+        assert differences(content["state_dict"], weights[epoch]) == []
+        assert (content["best_prec1"], content["best_epoch"], content["epoch"]) == (score, epoch, epoch + 1)
+    assert differences(torch.load(tmp_path / BEST, weights_only=True)["state_dict"], weights[4]) == []
+
+
+def test_names_sort_by_score() -> None:
+    entries = [(9.5, 0), (10.0, 20), (99.999, 3), (100.0, 1), (0.0, 9999)]
+    assert sorted(ranked_name(*entry) for entry in entries) == [ranked_name(*entry) for entry in sorted(entries)]
+
+
+def test_files_of_lowered_number_are_removed(data: Path, tmp_path: Path, scored: Any) -> None:
+    scored(SCORES[:3])
+    run(_config(3, keep_best=3), data, tmp_path, MemoryLog())
+    assert len(list(tmp_path.glob(RANKED))) == 3
+    scored(SCORES[3:])
+    run(_config(5, keep_best=1), data, tmp_path, MemoryLog(), resume="auto")
+    assert list(tmp_path.glob(RANKED)) == []
+
+
+@pytest.mark.parametrize(("key", "value"), [("optimizer.schedule.patience", 3), ("checkpoint.keep_best", 2)])
+def test_run_without_validation_raises(key: str, value: int, data: Path, tmp_path: Path) -> None:
+    items = [(torch.zeros(3, 32, 32), index % 2) for index in range(4)]
+    with pytest.raises(ConfigError, match=f"{key} = {value}: .* validate on"):
+        zoo.train(
+            zoo.get("resnet32_cifar", num_classes=2), items, settings={key: value}, log_dir=tmp_path, verbose=False
+        )
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_public_result_of_early_stop_has_last_scores(data: Path, tmp_path: Path, scored: Any) -> None:
+    scored([50.0, 40.0, 60.0])
+    config = _config(3, patience=1).model_dump(mode="json")
+    config["network"] = {"arch": "resnet32_cifar", "num_classes": 2}
+    result = zoo.train(zoo.config.parse.parse_experiment(config, "test"), data, log_dir=tmp_path, verbose=False)
+    assert (result.best_score, result.best_epoch, result.scores["top1"]) == (50.0, 0, 40.0)
+    assert "stopped after epoch 2, 1 epoch without a better score" in (tmp_path / "training_0.log").read_text()
