@@ -9,19 +9,10 @@ import torch
 from torch import nn
 
 import zoo
-from zoo.config.architectures import ARCHITECTURES
 from zoo.layers import ABN
 from zoo.weights import StoredWeights
 
 IMAGE = torch.randn(2, 3, 64, 64)
-
-
-@pytest.mark.parametrize("arch", ["resnet18", "densenet121", "revnet38_cifar", "revnext", "revnext_resnet18"])
-def test_images_may_have_any_number_of_channels(arch) -> None:
-    model = zoo.get(arch, in_chans=4, num_classes=2).eval()
-    assert all(parameter.isfinite().all() for parameter in model.parameters())
-    assert model(torch.randn(1, 4, 32, 32)).shape == (1, 2)
-    assert (model.in_chans, zoo.get(arch, in_chans=3).in_chans) == (4, 3)
 
 
 def test_stem_filters_are_adapted_to_other_numbers_of_channels(tmp_path) -> None:
@@ -42,65 +33,17 @@ def test_stem_filters_are_adapted_to_other_numbers_of_channels(tmp_path) -> None
     assert torch.allclose(six(twice), source(IMAGE), atol=1e-4)  # nothing to do: the file has six
 
 
-@pytest.mark.parametrize("arch", ["resnet18", "densenet121", "revnext"])
-def test_selected_features_equal_their_entries_in_full_list(arch) -> None:
-    torch.manual_seed(0)
-    whole = zoo.get(arch, features_only=True).eval()
-    chosen = zoo.get(arch, features_only=True, out_indices=(1, -1)).eval()
-    chosen.load_state_dict(whole.state_dict())
-    infos = whole.feature_info
-    assert chosen.feature_info.get_dicts() == [infos[1], infos[len(infos) - 1]]
-    with torch.no_grad():
-        features, expected = chosen(IMAGE), whole(IMAGE)
-    assert len(features) == 2
-    assert torch.equal(features[0], expected[1])
-    assert torch.equal(features[1], expected[-1])
-
-
-FAMILIES = ["resnet18", "wider_resnet16_a2", "densenet121", "resnet32_cifar", "revnet38_cifar", "irevnet_cifar"]
-FAMILIES += ["revnext", "revnext_resnet18", "revbifpn_s0", "revcol_tiny"]
-
-
-@pytest.mark.parametrize(
-    ("arch", "out_indices"),
-    [
-        *((arch, indices) for arch in FAMILIES for indices in [(0,), (1,), (0, 2), (-1,)]),
-        *(("revvit_s", (0,)), ("revvit_s", (-1,))),
-        *((arch, ("stem",)) for arch in ("resnet18", "densenet121", "revnet56")),
-    ],
-)
-def test_what_no_selected_feature_depends_on_is_frozen(arch, out_indices) -> None:
-    """DistributedDataParallel waits for the gradients of all other parameters."""
-    memory = {"memory": "plain"} if "plain" in ARCHITECTURES[arch].memory else {}
-    model = zoo.get(arch, features_only=True, out_indices=out_indices, **memory)
-    sum(feature.square().mean() for feature in model(torch.randn(2, 3, 224, 224))).backward()
-    trained = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
-    assert trained
-    assert trained == {name for name, parameter in model.named_parameters() if parameter.grad is not None}
-
-
 @pytest.mark.parametrize(
     ("arch", "options", "module"),
-    [
-        ("resnet18", {"norm": "inplace"}, "mod1.bn1"),
-        ("resnext50", {"input_3x3": True, "norm": "inplace"}, "mod1.conv3"),
-        ("revnet56", {"norm": "inplace"}, "mod1.bn1"),
-    ],
+    [("resnet18", {}, "mod1.bn1"), ("resnext50", {"input_3x3": True}, "mod1.conv3"), ("revnet56", {}, "mod1.bn1")],
 )
-def test_map_before_stem_pool_is_optional_feature(arch, options, module) -> None:
-    model = zoo.get(arch, features_only=True, out_indices=("stem", 0, 3), **options)
-    whole = zoo.get(arch, features_only=True, **options)
-    whole.load_state_dict(model.state_dict())
-    assert len(whole.feature_info) == len(zoo.get(arch, features_only=True).feature_info)
-    assert model.feature_info.reduction()[:2] == [2, 4]
+def test_map_before_stem_pool_is_named_by_its_module(arch, options, module) -> None:
+    with torch.device("meta"):
+        model = zoo.get(arch, features_only=True, out_indices=("stem", 0), norm="inplace", **options)
+        whole = zoo.get(arch, features_only=True, norm="inplace", **options)
+    assert model.feature_info.reduction() == [2, 4]
     assert model.feature_info.module_name()[0] == module
-    features, expected = model(IMAGE), whole(IMAGE)
-    assert features[0].shape == (2, model.feature_info.channels()[0], 32, 32)
-    assert torch.equal(features[1], expected[0])
-    assert torch.equal(features[2], expected[3])
-    before = features[0].clone()
-    sum(feature.square().mean() for feature in features).backward()
-    assert torch.equal(features[0], before)
+    assert model.feature_info.get_dicts()[1:] == whole.feature_info.get_dicts()[:1]
 
 
 @pytest.mark.parametrize(
@@ -179,28 +122,3 @@ def test_norm_function_builds_preactivation_networks() -> None:
         model = zoo.get(arch, norm=norm, num_classes=2)
         model(torch.randn(2, 3, 64, 64)).sum().backward()
     assert isinstance(zoo.get("resnet18", norm=ABN).mod1.bn1, ABN)
-
-
-@pytest.mark.parametrize("arch", ["resnet18", "densenet121", "revnet38_cifar", "revnext"])
-def test_networks_have_methods_of_timm(arch) -> None:
-    torch.manual_seed(0)
-    model = zoo.get(arch, num_classes=4).eval()
-    headless = zoo.get(arch, num_classes=0).eval()
-    headless.load_state_dict({k: v for k, v in model.state_dict().items() if not k.startswith("classifier.")})
-    assert (model.num_classes, headless.num_classes) == (4, 0)
-    assert model.get_classifier() is model.classifier.fc
-    assert isinstance(headless.get_classifier(), nn.Identity)
-    with torch.no_grad():
-        features = model.forward_features(IMAGE)
-        assert features.dim() == 4
-        assert torch.allclose(model.forward_head(features), model(IMAGE), atol=1e-6)
-        pooled = model.forward_head(features, pre_logits=True)
-        assert pooled.shape == (2, model.num_features)
-        assert torch.equal(headless.forward_head(features), pooled)
-        assert torch.allclose(headless(IMAGE), pooled, atol=1e-6)
-        model.reset_classifier(0)
-        assert torch.allclose(model(IMAGE), pooled, atol=1e-6)
-        assert model.state_dict().keys() == headless.state_dict().keys()
-        assert torch.equal(headless.forward_features(IMAGE), features)
-        model.reset_classifier(num_classes=3)
-        assert model(IMAGE).shape == (2, 3)

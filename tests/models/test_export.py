@@ -11,14 +11,15 @@ from torch import nn
 
 import zoo
 from tests.convert.networks import scramble
+from tests.nets import build
 from zoo.convert import convert_norm
 from zoo.layers import ABN
 
 BATCH_NORM, CONVOLUTION = torch.ops.aten.batch_norm.default, torch.ops.aten.conv2d.default
 
 
-def resnet(**options: Any) -> nn.Module:
-    return zoo.get("resnet18", num_classes=3, **options)
+def resnet(**options: Any) -> Any:
+    return build("resnet18", **options)
 
 
 def frozen() -> nn.Module:
@@ -32,20 +33,20 @@ NETWORKS: dict[str, Callable[[], nn.Module]] = {
     "relu": lambda: resnet(activation="relu"),
     "frozen": frozen,
     "converted": lambda: convert_norm(resnet(norm="inplace"), "standard"),
-    "densenet": lambda: zoo.get("densenet121", num_classes=3),
-    "wider_resnet": lambda: zoo.get("wider_resnet16", num_classes=3),
-    "wider_resnet, pre-activation": lambda: zoo.get("wider_resnet20_a2", num_classes=3),
-    "revnet": lambda: zoo.get("revnet38_cifar"),
-    "deeplab": lambda: zoo.get("deeplab_resnet18", num_classes=3),
-    "revnext": lambda: zoo.get("revnext", norm="standard", num_classes=3, channels=8),
-    "revnext, in-place": lambda: convert_norm(zoo.get("revnext", norm="inplace", channels=8), "standard"),
-    "revnext_flat": lambda: zoo.get("revnext_flat", norm="sync", num_classes=3, channels=8, layers=[2, 1, 2]),
+    "densenet": lambda: build("densenet121"),
+    "wider_resnet": lambda: build("wider_resnet16"),
+    "wider_resnet, pre-activation": lambda: build("wider_resnet16_a2"),
+    "revnet": lambda: build("revnet38_cifar"),
+    "deeplab": lambda: build("deeplab_densenet121"),
+    "revnext": lambda: build("revnext", norm="standard"),
+    "revnext, in-place": lambda: convert_norm(build("revnext", norm="inplace"), "standard"),
+    "revnext_flat": lambda: build("revnext_flat", norm="sync"),
 }
 QUICK = ("leaky_relu", "frozen", "revnext_flat")
 CASES = [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in NETWORKS]
 
 
-def build(name: str) -> tuple[nn.Module, torch.Tensor]:
+def network_and_images(name: str) -> tuple[nn.Module, torch.Tensor]:
     torch.manual_seed(0)
     return scramble(NETWORKS[name](), positive=True).eval(), torch.randn(2, 3, 32, 32)
 
@@ -53,7 +54,7 @@ def build(name: str) -> tuple[nn.Module, torch.Tensor]:
 @pytest.mark.parametrize("gradients", [True, False])
 @pytest.mark.parametrize("name", CASES)
 def test_exported_norms_read_their_buffers(name, gradients):
-    model, x = build(name)
+    model, x = network_and_images(name)
     with torch.set_grad_enabled(gradients):
         program = torch.export.export(model, (x,))
     norms = [node for node in program.graph.nodes if node.target is BATCH_NORM]
@@ -68,7 +69,7 @@ def test_exported_norms_read_their_buffers(name, gradients):
 @pytest.mark.parametrize("name", CASES)
 def test_batch_norms_fold_into_convolutions(name):
     utils = pytest.importorskip("torchao.quantization.pt2e.utils")
-    model, x = build(name)
+    model, x = network_and_images(name)
     module = torch.export.export(model, (x,)).module()
     utils._fuse_conv_bn_(module)
     left = [node for node in module.graph.nodes if node.target is BATCH_NORM]
@@ -83,7 +84,7 @@ def test_batch_norms_fold_into_convolutions(name):
 @pytest.mark.filterwarnings("ignore")  # of onnxscript and of torch.onnx
 def test_onnx_computes_the_same(name):
     pytest.importorskip("onnxscript")
-    model, x = build(name)
+    model, x = network_and_images(name)
     program = torch.onnx.export(model, (x,), dynamo=True, verbose=False)
     assert {node.domain for node in program.model.graph} <= {""}
     runtime = pytest.importorskip("onnxruntime")

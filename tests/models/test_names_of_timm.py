@@ -7,8 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-import torch.nn.functional as F
-from torchvision.models.feature_extraction import create_feature_extractor
 
 import zoo
 from zoo.config.architectures import ARCHITECTURES
@@ -45,48 +43,6 @@ def test_grad_checkpointing_holds_less_and_gives_the_same_gradients(method: str)
     model.set_grad_checkpointing(False)
     assert not is_lean(model)
     assert held() == plain_bytes
-
-
-@pytest.mark.parametrize(
-    ("arch", "options"),
-    [
-        ("resnet18", {}),
-        ("resnext50", {"input_3x3": True}),
-        ("densenet121", {}),
-        pytest.param("wider_resnet16", {}, marks=pytest.mark.slow),
-        ("resnet32_cifar", {}),
-        ("revnet38_cifar", {}),
-        ("irevnet_cifar", {"blocks": (1, 1, 2), "width": 4}),
-        ("irevnet_revnext", {}),
-        ("revnext", {"pools": ("channel", "batch")}),
-        ("revnext_flat", {}),
-        ("revnext_resnet18", {}),
-        ("revnext_revnet", {}),
-    ],
-)
-def test_intermediates_are_outputs_of_stages(arch: str, options: dict[str, Any]) -> None:
-    torch.manual_seed(0)
-    model, images = zoo.get(arch, norm="inplace", num_classes=3, **options).eval(), torch.randn(2, 3, 32, 32)
-    x, truth = images, []
-    with torch.no_grad():
-        if arch == "irevnet_cifar":
-            x = F.pad(x, (0, 0, 0, 0, 0, 8 - 3))
-        for name, module in model.named_children():
-            if name not in ("bn_out", "classifier"):
-                x = module(x)
-                truth += [x.clone()] if name in model.feature_info.module_name() else []
-        features, maps = model.forward_intermediates(images)
-        torch.testing.assert_close(maps, truth)
-        assert [each.shape[1] for each in maps] == model.feature_info.channels()
-        torch.testing.assert_close(features, model.forward_features(images))
-        torch.testing.assert_close(model.forward_head(features), model(images))
-        (last,) = model.forward_intermediates(images, 1, norm=True, intermediates_only=True)
-        assert torch.equal(last, features)
-        if len(maps) > 2:
-            x, (first, second) = model.forward_intermediates(images, [-2, 0], stop_early=True)
-            assert torch.equal(first, maps[0])
-            assert torch.equal(second, maps[-2])
-            assert x is second
 
 
 def test_intermediates_of_resnet_equal_timms() -> None:
@@ -168,61 +124,6 @@ def test_layer_is_block_and_coarsely_stage(arch: str, stages: int, blocks: int) 
     assert len(pairs) == blocks + 1  # each layer belongs to one stage
     in_order = [stage for _, stage in pairs]
     assert in_order == sorted(in_order)
-
-
-@pytest.mark.parametrize("arch", ["resnet18", "densenet121", "revnext"])
-def test_unpooled_features_take_place_of_classifier(arch: str) -> None:
-    torch.manual_seed(0)
-    model, images = zoo.get(arch, num_classes=3).eval(), torch.randn(2, 3, 32, 32)
-    own, other = ("max", "avg") if arch.startswith("revnext") else ("avg", "max")
-    with torch.no_grad():
-        features = model.forward_features(images)
-        model.reset_classifier(0, "")
-        assert torch.equal(model(images), features)
-        assert torch.equal(model.forward_head(features), features)
-        model.reset_classifier(0)
-        assert torch.equal(model(images), features)
-        model.reset_classifier(0, global_pool=own)
-        assert model(images).shape == (2, model.num_features)
-        model.reset_classifier(2)
-        assert model(images).shape == (2, 2)
-        assert zoo.get(arch, num_classes=0, global_pool="").eval()(images).shape == features.shape
-    with pytest.raises(zoo.ConfigError, match=rf"global_pool = '{other}' with 2 classes: .* has '{own}', '';"):
-        model.reset_classifier(2, other)
-    with pytest.raises(zoo.ConfigError, match="'' needs 0 classes"):
-        model.reset_classifier(2, "")
-    assert model.num_classes == 2
-
-
-@pytest.mark.parametrize(
-    ("arch", "node"),
-    [
-        ("resnet18", "mod4"),
-        ("densenet121", "mod2"),
-        ("revnet38_cifar", "bn_out"),
-        ("revnext", "classifier.max_pool"),
-        ("deeplab_resnet18", "head"),
-    ],
-)
-def test_torchvision_extracts_features(arch: str, node: str) -> None:
-    torch.manual_seed(0)
-    model, images = zoo.get(arch, norm="inplace").eval(), torch.randn(2, 3, 64, 64)
-    outputs: dict[str, torch.Tensor] = {}
-    module = model.get_submodule(node)
-    if node != "classifier.max_pool":  # RevNeXt runs it inside of a chain, which calls no hook
-        module.register_forward_hook(lambda module, args, output: outputs.update(node=output.clone()))
-    last = "cls" if arch.startswith("deeplab") else "classifier"
-    extractor = create_feature_extractor(model, {node: "features", last: "logits"}).eval()
-    for buffer in model.buffers():  # the extractor shares the tensors of the model
-        if buffer.is_floating_point():
-            buffer.uniform_(0.5, 1.5)
-    with torch.no_grad():
-        logits = model.forward_logits(images) if arch.startswith("deeplab") else model(images)
-        found = extractor(images)
-    assert torch.allclose(found["logits"], logits, rtol=1e-4, atol=1e-4 * logits.abs().max().item())
-    if outputs:
-        like = outputs["node"]
-        assert torch.allclose(found["features"], like, rtol=1e-4, atol=1e-4 * like.abs().max().item())
 
 
 @pytest.mark.slow

@@ -4,34 +4,19 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torchvision.models.feature_extraction import create_feature_extractor
 
 import zoo
 from tests.formula import relative_error
-from tests.models.test_grid_bits import differing
+from tests.nets import build, small_architectures
 from zoo.models.pyramid import Pyramid
 from zoo.tasks.tta import segment_image
 
 NAME = "pyramid_revbifpn_s0"
-
-
-def build(**arguments: Any) -> Pyramid:
-    torch.manual_seed(0)
-    model = zoo.get(NAME, num_classes=5, **arguments)
-    with torch.no_grad():
-        for parameter in model.parameters():  # norms and biases too
-            parameter.add_(torch.randn_like(parameter), alpha=0.1)
-    return model
-
-
-def images(*sides: int) -> Tensor:
-    return torch.randn(2, 3, *sides, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
 
 
 def plain_model(model: Pyramid, x: Tensor, maps: list[Tensor]) -> Tensor:
@@ -47,8 +32,8 @@ def plain_model(model: Pyramid, x: Tensor, maps: list[Tensor]) -> Tensor:
 
 @pytest.mark.parametrize("sides", [(32, 64), (20, 35)])
 def test_logits_and_gradients_equal_plain_torch(sides: tuple[int, int]) -> None:
-    model = build(memory="plain").double()
-    x = images(*sides)
+    model = build(NAME, noise=0.1, memory="plain").double()
+    x = torch.randn(2, 3, *sides, dtype=torch.float64)
     padded = torch.zeros(2, 3, 32, 64, dtype=torch.float64)
     padded[:, :, : sides[0], : sides[1]] = x
     truth = plain_model(model, x, model.body(padded))
@@ -63,8 +48,8 @@ def test_logits_and_gradients_equal_plain_torch(sides: tuple[int, int]) -> None:
 
 
 def test_logits_of_the_map_have_its_size_and_features_are_of_the_body() -> None:
-    model = build().eval()
-    x = images(50, 67).float()
+    model = build(NAME, noise=0.1).eval()
+    x = torch.randn(2, 3, 50, 67)
     assert model.forward_logits(x).shape == (2, 5, 13, 17)
     assert model.feature_info.reduction() == [4, 8, 16, 32]
     with torch.no_grad():
@@ -80,27 +65,12 @@ def test_logits_of_the_map_have_its_size_and_features_are_of_the_body() -> None:
 @torch.no_grad()
 def test_logits_of_the_map_segment_the_image_without_its_padding(sides: tuple[int, int]) -> None:
     """Scoring and `zoo.segment` resize the logits of the map to the size of the image themselves."""
-    model, x = build().eval(), images(*sides).float()
+    model, x = build(NAME, noise=0.1).eval(), torch.randn(2, 3, *sides)
     classes, _ = segment_image(model.forward_logits, x[0])
     assert torch.equal(classes, model(x[:1]).argmax(1)[0].to(classes.dtype))
 
 
-def test_reconstructed_training_on_a_grid_has_bits_of_stored_activations() -> None:
-    def train(memory: str) -> dict[str, Tensor]:
-        model = build(memory=memory, grid_bits=14, drop_path_rate=0.2)
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-        torch.manual_seed(1)
-        for _ in range(2):
-            optimizer.zero_grad()
-            with torch.autocast("cpu", torch.bfloat16):
-                loss = model(torch.randn(2, 3, 50, 35)).square().mean()
-            loss.backward()
-            optimizer.step()
-        return model.state_dict()
-
-    assert not differing(train("auto"), train("plain"))
-
-
+@small_architectures()
 def test_weights_of_a_classifier_initialize_the_body(tmp_path: Path) -> None:
     network = zoo.get("revbifpn_s0", num_classes=7)
     expected = network.state_dict()
@@ -108,10 +78,3 @@ def test_weights_of_a_classifier_initialize_the_body(tmp_path: Path) -> None:
         torch.save(content, tmp_path / "w.pth")
         body = zoo.get(NAME, num_classes=5, body_weights=tmp_path / "w.pth").body
         assert all(torch.equal(tensor, expected[key]) for key, tensor in body.state_dict().items())
-
-
-def test_torchvision_extracts_a_map() -> None:
-    model = build().eval()
-    x = images(64, 96).float()
-    found = create_feature_extractor(model, {"head": "map"}).eval()(x)
-    torch.testing.assert_close(found["map"], model.forward_features(x))

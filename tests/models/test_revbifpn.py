@@ -2,25 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.nn.parallel import DistributedDataParallel
-from torchvision.models.feature_extraction import create_feature_extractor
 
 import zoo
-from tests.dist.spawn import run_distributed
 from tests.formula import relative_error
-from tests.models.test_grid_bits import differing
+from tests.nets import build, differing, images, small_architectures
 from tests.step import step
 from zoo.memory.allocations import measure_memory
-from zoo.models.revbifpn import RevBiFPN
 
-TINY: dict[str, Any] = {"channels": (48, 16, 16, 16), "head_channels": (16, 16, 16, 16), "features": 24}
-TINY |= {"extra_stages": 1, "norm_momentum": 0.1}
 PARAMETERS = {  # of the authors' networks, with the number of tensors in their state dicts
     "revbifpn_s0": (3_419_196, 1_874),
     "revbifpn_s1": (5_112_300, 1_874),
@@ -51,23 +43,6 @@ SHAPES = {  # of the authors' S0
     "head.final_conv.conv.weight": (1280, 320, 1, 1),
     "head.fc.weight": (1000, 1280),
 }
-
-
-def build(memory: str = "auto", grid_bits: int | None = None, rate: float = 0.0, **options: Any) -> RevBiFPN:
-    """Return a small network of four stages, with the same random weights in each call."""
-    torch.manual_seed(0)
-    options = {"num_classes": 5} | TINY | options
-    model = RevBiFPN(None, options.pop("num_classes"), **options, memory=memory, grid_bits=grid_bits)
-    model.initialize()
-    model.set_drop_path_rate(rate)
-    with torch.no_grad():
-        for parameter in model.parameters():  # norms and biases too
-            parameter.add_(torch.randn_like(parameter), alpha=0.1)
-    return model
-
-
-def images(dtype: torch.dtype = torch.float64, side: int = 64) -> Tensor:
-    return torch.randn(2, 3, side, side, dtype=dtype, generator=torch.Generator().manual_seed(2))
 
 
 def reference(tensors: dict[str, Tensor], x: Tensor, training: bool = True) -> tuple[Tensor, list[Tensor]]:
@@ -156,9 +131,9 @@ def test_parameters_and_state_dict_are_authors(name):
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
 @pytest.mark.parametrize("memory", ["auto", "plain", "lean"])
 def test_outputs_and_gradients_follow_authors_formulas(memory, layout):
-    model = build("plain" if memory == "plain" else "auto").double()
+    model = build("revbifpn_s0", noise=0.1, memory="plain" if memory == "plain" else "auto").double()
     zoo.lean(model, enabled=memory == "lean")
-    x = images().requires_grad_()
+    x = images(side=64, dtype=torch.float64).requires_grad_()
     expected, _ = reference(dict(model.named_parameters()), x)
     actual = model(x.contiguous(memory_format=layout))
     assert relative_error(actual, expected) < 1e-12
@@ -177,58 +152,10 @@ def test_s0_follows_authors_formulas_in_evaluation():
         for buffer in model.buffers():
             if buffer.is_floating_point():
                 buffer.add_(torch.rand_like(buffer))
-        expected, maps = reference(model.state_dict(), images(), training=False)
-        assert relative_error(model(images()), expected) < 1e-12
-        assert all(relative_error(*pair) < 1e-12 for pair in zip(model.forward_stages(images()), maps, strict=True))
-
-
-def train(
-    model: Any, steps: int = 3, autocast: bool = False, layout: Any = torch.contiguous_format
-) -> dict[str, Tensor]:
-    """Return the losses, the last gradients, the weights and the buffers of a few steps of SGD."""
-    rank = torch.distributed.get_rank() if torch.distributed.is_initialized() else 0
-    torch.manual_seed(1 + rank)
-    optimizer = torch.optim.SGD(model.to(memory_format=layout).parameters(), lr=0.02, momentum=0.9)
-    losses = []
-    for _ in range(steps):
-        optimizer.zero_grad()
-        with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
-            loss = F.cross_entropy(model(torch.randn(4, 3, 64, 64).to(memory_format=layout)).float(), torch.arange(4))
-        loss.backward()
-        optimizer.step()
-        losses.append(loss.detach())
-    gradients = {f"gradient of {name}": p.grad for name, p in model.named_parameters()}
-    return {"losses": torch.stack(losses), **gradients, **model.state_dict()}
-
-
-@pytest.mark.parametrize("rate", [0.0, 0.5])
-@pytest.mark.parametrize("how", [{}, {"autocast": True}, {"layout": torch.channels_last}], ids=str)
-def test_training_on_grid_has_bits_of_stored_activations(how, rate):
-    results = []
-    for memory in ("auto", "plain"):
-        model = build(memory, 14, rate)
-        model.set_drop_rate(rate)
-        results.append(train(model, **how))
-    assert len(results[1]) > 1000
-    assert not differing(*results)
-
-
-def test_without_grid_bits_differ():
-    ours, truth = (train(build(memory), steps=1) for memory in ("auto", "plain"))
-    assert torch.equal(ours["losses"], truth["losses"])
-    assert len(differing(ours, truth)) > 100
-
-
-def _train_distributed(memory: str) -> dict[str, Tensor]:
-    return train(DistributedDataParallel(build(memory, 14, 0.5)))
-
-
-@pytest.mark.dist
-@pytest.mark.slow
-def test_training_of_two_processes_has_bits_too():
-    results = [run_distributed(_train_distributed, 2, memory) for memory in ("auto", "plain")]
-    for ours, truth in zip(*results, strict=True):
-        assert not differing(ours, truth)
+        x = images(dtype=torch.float64)
+        expected, maps = reference(model.state_dict(), x, training=False)
+        assert relative_error(model(x), expected) < 1e-12
+        assert all(relative_error(*pair) < 1e-12 for pair in zip(model.forward_stages(x), maps, strict=True))
 
 
 @pytest.mark.slow
@@ -254,67 +181,23 @@ def train_on_small_images(model: torch.nn.Module, steps: int) -> dict[str, Tenso
     return {"losses": torch.stack(losses), **model.state_dict()}
 
 
-@pytest.mark.parametrize("features_only", [False, True])
-def test_gradients_with_drop_path_equal_stored_activations(features_only):
-    results = []
-    for memory in ("auto", "plain"):
-        model = build(memory, rate=0.5, features_only=features_only, num_classes=0 if features_only else 5).double()
-        torch.manual_seed(3)
-        results.append(step(model, images()))
-    assert len(results[0]) == len(results[1]) > 500
-    for ours, theirs in zip(*results, strict=True):
-        torch.testing.assert_close(ours, theirs, rtol=1e-7, atol=1e-9)
-
-
 def test_statistics_move_once_per_step_and_twice_as_authors_with_their_momentum():
-    model, other = build(), build(norm_momentum=0.19)
+    model, other = (build("revbifpn_s0", noise=0.1, norm_momentum=momentum) for momentum in (0.1, 0.19))
     for each in (model, other):
-        step(each, images(torch.float32))
+        step(each, images())
     name = "rev_stack.1.rev_transform_0.f.xform_0_1.dw_conv.norm"
     assert all(int(count) == 1 for key, count in model.state_dict().items() if key.endswith("num_batches_tracked"))
     once, twice = (each.state_dict()[f"{name}.running_mean"] for each in (model, other))
     torch.testing.assert_close(twice, 1.9 * once)
 
 
-def test_features_are_maps_of_the_neck():
-    model = build(features_only=True, num_classes=0).eval()
-    whole = build().eval()
-    missing = whole.load_state_dict(model.state_dict(), strict=False).missing_keys
-    assert missing
-    assert all(key.startswith("head.") for key in missing)
-    assert model.feature_info.reduction() == [4, 8, 16, 32]
-    x = images(torch.float32)
-    maps = model(x)
-    assert [tuple(each.shape) for each in maps] == [(2, 16, 64 // r, 64 // r) for r in (4, 8, 16, 32)]
-    assert all(map(torch.equal, maps, whole.forward_stages(x)))
-    last, outputs = whole.forward_intermediates(x, 2)
-    assert all(map(torch.equal, outputs, maps[2:]))
-    assert last.shape == (2, whole.num_features, 2, 2)
-    assert torch.equal(whole.forward_head(last), whole(x))
-    whole.reset_classifier(0, "")
-    assert torch.equal(whole(x), last)
-    whole.reset_classifier(3)
-    assert whole(x).shape == (2, 3)
-    with pytest.raises(zoo.ConfigError, match="images of 48 x 64 pixels: this network needs multiples of 32"):
-        model(x[:, :, :48])
-
-
-def test_first_two_features_alone_are_equal():
-    model = build(features_only=True, num_classes=0).eval()
-    x = images(torch.float32)
-    expected = model(x)
-    model.select_features([0, 1])
-    assert all(map(torch.equal, model(x), expected[:2]))
-
-
-def test_torchvision_extracts_a_map():
-    model, x = build().eval(), images(torch.float32)
-    found = create_feature_extractor(model, {"rev_stack.recomp_op.recomp_transform_1": "map"}).eval()(x)
-    torch.testing.assert_close(found["map"], model.forward_stages(x)[1])
+def test_images_whose_sides_are_no_multiples_raise():
+    with pytest.raises(zoo.ConfigError, match=r"48 x 64 pixels.*multiples of 32"):
+        build("revbifpn_s0")(torch.randn(1, 3, 48, 64))
 
 
 def test_drop_rates_rise_with_the_stages_and_spare_new_streams():
-    model = build(rate=0.4)
+    model = build("revbifpn_s0", drop_path_rate=0.4)
     block, silo, last = model.rev_stack[3], model.rev_stack[2], model.rev_stack[11]
     assert block.rev_transform_1.f["xform_0_1"].drop_path == pytest.approx(0.2)
     assert silo.f["xform_0_1"].drop_path == 0
@@ -324,14 +207,15 @@ def test_drop_rates_rise_with_the_stages_and_spare_new_streams():
 
 
 def test_held_bytes_do_not_grow_with_stages():
-    def held(**options: Any) -> int:
-        model, x = build(**options), images(torch.float32)
+    def held(extra_stages: int, memory: str = "auto") -> int:
+        model = build("revbifpn_s0", memory=memory, structure={"extra_stages": extra_stages})
+        x = images(2, 64)
         return measure_memory(lambda: model(x).mean(), model.parameters()).held
 
-    assert held(extra_stages=1) == held(extra_stages=4) < 0.2 * held(extra_stages=4, memory="plain")
+    assert held(1) == held(4) < 0.2 * held(4, "plain")
 
 
-@pytest.mark.slow
+@small_architectures()
 def test_file_of_authors_is_loaded(tmp_path):
     source, path = zoo.get("revbifpn_s0"), tmp_path / "revbifpn_s0.pth.tar"
     torch.save(source.state_dict(), path)

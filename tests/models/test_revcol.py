@@ -14,38 +14,19 @@ from torch.nn.parallel import DistributedDataParallel
 import zoo
 from tests.dist.spawn import run_distributed
 from tests.formula import relative_error
-from tests.models.test_grid_bits import differing
+from tests.nets import STRUCTURES, build, differing, images, small_architectures
 from tests.step import step
 from zoo.convert.files import convert_file
 from zoo.engine.reconstruction import reconstruction_errors
 from zoo.memory.allocations import measure_memory
 from zoo.models import revcol
-from zoo.models.revcol import RevCol
 
-TINY: dict[str, Any] = {"structure": (1, 2, 1, 1), "channels": (8, 16, 24, 32), "columns": 3}
 PARAMETERS = {  # of the authors' networks, with the number of tensors in their state dicts
     "revcol_tiny": (30_456_168, 468),
     "revcol_small": (60_568_424, 940),
     "revcol_base": (138_616_408, 1_452),
     "revcol_large": (273_095_400, 1_012),
 }
-
-
-def build(memory: str = "auto", rate: float = 0.0, **options: Any) -> RevCol:
-    """Return a small network, with the same random weights in each call; factors are 0.5 + 0.1 n."""
-    torch.manual_seed(0)
-    options = {"num_classes": 5} | TINY | options
-    model = RevCol(None, options.pop("num_classes"), **options, memory=memory)
-    model.initialize()
-    model.set_drop_path_rate(rate)
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            parameter.add_(torch.randn_like(parameter), alpha=0.1 if "alpha" in name else 0.3)
-    return model
-
-
-def images(dtype: torch.dtype = torch.float64) -> Tensor:
-    return torch.randn(2, 3, 64, 64, dtype=dtype, generator=torch.Generator().manual_seed(2))
 
 
 def reference(tensors: dict[str, Tensor], x: Tensor) -> tuple[Tensor, list[Tensor]]:
@@ -121,9 +102,9 @@ def test_parameters_and_state_dict_are_authors(name):
 
 @pytest.mark.parametrize("memory", ["auto", "plain", "checkpoint", "lean"])
 def test_outputs_and_gradients_follow_authors_formulas(memory):
-    model = build("plain" if memory == "lean" else memory, columns=5).double()  # two chains
+    model = build("revcol_tiny", noise=0.1, memory="plain" if memory == "lean" else memory).double()  # two chains
     zoo.lean(model, enabled=memory == "lean")
-    x = images().requires_grad_()
+    x = images(2, 64, torch.float64).requires_grad_()
     expected, maps = reference(dict(model.named_parameters()), x)
     actual = model(x)
     assert relative_error(actual, expected) < 1e-12
@@ -142,22 +123,18 @@ def test_tiny_follows_authors_formulas():
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(torch.randn_like(parameter), alpha=0.05)
-        expected, maps = reference(model.state_dict(), images())
-        assert relative_error(model(images()), expected) < 1e-12
-        assert all(relative_error(*pair) < 1e-12 for pair in zip(model.forward_stages(images()), maps, strict=True))
+        x = images(dtype=torch.float64)
+        expected, maps = reference(model.state_dict(), x)
+        assert relative_error(model(x), expected) < 1e-12
+        assert all(relative_error(*pair) < 1e-12 for pair in zip(model.forward_stages(x), maps, strict=True))
 
 
-@pytest.mark.parametrize("rate", [0.0, 0.5])
 @pytest.mark.parametrize("autocast", [False, True])
 @pytest.mark.parametrize("memory", ["lean", "checkpoint"])
-def test_lean_and_checkpointed_training_have_bits_of_stored_activations(memory, autocast, rate):
-    results = []
-    for each in (memory, "plain"):
-        model = zoo.lean(build("plain", rate), enabled=True) if each == "lean" else build(each, rate)
-        torch.manual_seed(3)
-        results.append(step(model, images(torch.float32), autocast))
+def test_lean_and_checkpointed_training_have_bits_of_stored_activations(memory, autocast):
+    models = [build("revcol_tiny", noise=0.1, memory=each, drop_path_rate=0.5) for each in (memory, "plain")]
+    results = [step(model, images(2, 64), autocast) for model in models]
     assert all(map(torch.equal, *results))
-    assert len(results[0]) == len(results[1]) > 100
 
 
 def test_lean_network_stores_maps():
@@ -170,8 +147,8 @@ def gradient_errors(columns: int) -> list[float]:
     """Return the relative errors of the gradients by reconstruction, without those that are 0."""
     results = []
     for memory in ("auto", "plain"):
-        model = build(memory, columns=columns)
-        model(images(torch.float32)).square().sum().backward()
+        model = build("revcol_tiny", noise=0.1, memory=memory, structure={"columns": columns})
+        model(images(2, 64)).square().sum().backward()
         results.append([p.grad for p in model.parameters()])
     errors = [float((a - b).norm() / b.norm()) for a, b in zip(*results, strict=True) if b.any()]
     assert all(not a.any() for a, b in zip(*results, strict=True) if not b.any())  # factors of the first column
@@ -193,9 +170,9 @@ def test_maps_of_every_fourth_column_bound_errors(monkeypatch):
 
 
 def test_meter_finds_errors_of_columns():
-    model = build(columns=5)
+    model = build("revcol_tiny", noise=0.1)
     with reconstruction_errors(model) as errors:
-        model(images(torch.float32)).sum().backward()
+        model(images(2, 64)).sum().backward()
     assert errors.keys() == {"0", "1", "2", "3", "4"}
     assert all(0 <= error < 1e-4 for error in errors.values())
     assert any(errors.values())
@@ -204,28 +181,18 @@ def test_meter_finds_errors_of_columns():
 @pytest.mark.parametrize("memory", ["auto", "plain"])
 @pytest.mark.parametrize("training", [True, False])
 def test_small_factors_are_bounded_without_change_of_parameters(memory, training):
-    model = build(memory).double().train(training)
-    bounded = build(memory).double().train(training)
+    model, bounded = (build("revcol_tiny", noise=0.1, memory=memory).double().train(training) for _ in range(2))
     with torch.no_grad():
         model.subnet1.alpha2[:, :4] = torch.tensor([1e-5, -1e-5, 0.0, 2.0]).view(1, 4, 1, 1)
         bounded.subnet1.alpha2[:, :4] = torch.tensor([1e-3, -1e-3, 1e-3, 2.0]).view(1, 4, 1, 1)
     before = model.subnet1.alpha2.detach().clone()
-    results = [step(each, images()) for each in (model, bounded)]
+    results = [step(each, images(2, 64, torch.float64)) for each in (model, bounded)]
     assert torch.equal(model.subnet1.alpha2, before)
     for ours, truth in zip(*results, strict=True):
         torch.testing.assert_close(ours, truth, rtol=1e-6, atol=1e-9)
 
 
-def test_gradients_with_drop_path_equal_stored_activations():
-    results = []
-    for memory in ("auto", "plain"):
-        model = build(memory, 0.5).double()
-        torch.manual_seed(3)
-        results.append(step(model, images()))
-    for ours, theirs in zip(*results, strict=True):
-        torch.testing.assert_close(ours, theirs, rtol=1e-7, atol=1e-9)
-
-
+@small_architectures()
 def test_file_with_intermediate_supervision_gives_its_last_classifier(tmp_path):
     torch.manual_seed(0)
     source, path = zoo.get("revcol_tiny", num_classes=5), tmp_path / "revcol_tiny_1k.pth"
@@ -245,27 +212,28 @@ def test_file_with_intermediate_supervision_gives_its_last_classifier(tmp_path):
     assert zoo.load_weights(zoo.get("revcol_tiny", features_only=True), path).classifier == "dropped"
 
 
-def test_features_are_maps_of_last_column():
-    model, x = build(features_only=True, num_classes=0).eval(), images(torch.float32)
-    assert model.feature_info.get_dicts()[1] == {"num_chs": 16, "reduction": 8, "module": "subnet2.level1"}
-    shapes = [(2, width, 16 // 2**index, 16 // 2**index) for index, width in enumerate(TINY["channels"])]
-    assert [tuple(each.shape) for each in model(x)] == shapes
-    whole = build().eval()
-    assert torch.equal(whole.forward_head(whole.forward_features(x)), whole(x))
-    assert whole.forward_head(whole.forward_features(x), pre_logits=True).shape == (2, 32)
-    whole.set_drop_rate(0.5)
-    whole.reset_classifier(3)
-    assert whole(x).shape == (2, 3)
-    with pytest.raises(zoo.ConfigError, match="images of 48 x 64 pixels: this network needs multiples of 32"):
-        model(x[:, :, :48])
+def test_features_are_named_by_last_column():
+    assert build("revcol_tiny").feature_info.get_dicts()[1] == {
+        "num_chs": 16,
+        "reduction": 8,
+        "module": "subnet4.level1",
+    }
+
+
+def test_images_whose_sides_are_no_multiples_raise():
+    with pytest.raises(zoo.ConfigError, match=r"48 x 64 pixels.*multiples of 32"):
+        build("revcol_tiny")(torch.randn(1, 3, 48, 64))
 
 
 def test_held_bytes_grow_by_four_maps_every_four_columns():
     def held(columns: int, memory: str = "auto") -> int:
-        model, x = build(memory, columns=columns), images(torch.float32)
+        model = build("revcol_tiny", memory=memory, structure={"columns": columns})
+        x = images(2, 64)
         return measure_memory(lambda: model(x).mean(), model.parameters()).held
 
-    of_maps = 4 * sum(2 * width * (16 // 2**index) ** 2 for index, width in enumerate(TINY["channels"]))
+    of_maps = 4 * sum(
+        2 * width * (16 // 2**index) ** 2 for index, width in enumerate(STRUCTURES["revcol_tiny"]["channels"])
+    )
     assert held(2) == held(4) == held(8) - of_maps == held(12) - 2 * of_maps
     assert held(12) < 0.1 * held(12, "plain")
     assert held(8, "checkpoint") < 0.3 * held(8, "plain")
@@ -273,7 +241,7 @@ def test_held_bytes_grow_by_four_maps_every_four_columns():
 
 def _train_distributed(memory: str) -> list[Tensor]:
     torch.manual_seed(1 + torch.distributed.get_rank())
-    model = DistributedDataParallel(build(memory).double())
+    model = DistributedDataParallel(build("revcol_tiny", noise=0.1, memory=memory).double())
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     for _ in range(2):
         model(torch.randn(2, 3, 64, 64, dtype=torch.float64)).square().sum().backward()

@@ -8,14 +8,8 @@ import torch.nn.functional as F
 
 import zoo
 from tests.formula import relative_error
+from tests.nets import build
 from zoo.memory.allocations import count_memory, measure_memory
-
-NAMES = ["revnext", "revnext_flat", "irevnet_cifar", "irevnet_revnext", "revnext_resnet18", "revnext_revnet"]
-SMALL = {  # name -> options of a network small enough for float64
-    "revnext": {"channels": 8},
-    "revnext_flat": {"channels": 8, "layers": [2, 1, 2]},
-    "irevnet_cifar": {"blocks": [2, 2], "width": 4, "dropout": 0.1},
-}
 
 
 def count(name, **options):
@@ -71,73 +65,8 @@ def test_compared_networks_have_max_pools_of_section_3_4(name, memory):
         assert torch.equal(found, torch.autograd.grad(F.max_pool2d(x, 2).square().sum(), x)[0])
 
 
-def twins(name, **options):
-    """Return a small network in float64 and its copy that stores, with norms that do not start at 1 and 0."""
-    options = {"num_classes": 5, "activation_param": 0.3, **SMALL.get(name, {}), **options}
-    torch.manual_seed(0)
-    ours = zoo.get(name, **options).double()
-    for parameter in ours.parameters():
-        if parameter.dim() == 1:
-            parameter.data.uniform_(0.5, 1.5)
-    stored = zoo.get(name, memory="plain", **options).double()
-    stored.load_state_dict(ours.state_dict())
-    return ours, stored
-
-
-def step(model, x):
-    torch.manual_seed(1)  # the same dropout
-    y = model(x)
-    loss = F.cross_entropy(y, torch.arange(len(x)) % 5)
-    return [y, *torch.autograd.grad(loss, (x, *model.parameters()))]
-
-
-@pytest.mark.usefixtures("small_baselines")
-@pytest.mark.parametrize("norm", ["standard", "inplace"])
-@pytest.mark.parametrize("name", NAMES)
-def test_reconstruction_equals_stored_activations(name, norm):
-    ours, stored = twins(name, norm=norm)
-    x = torch.randn(6, 3, 8, 16, dtype=torch.float64, requires_grad=True)
-    size = max(gradient.abs().max() for gradient in step(stored, x)[1:])
-    for found, truth in zip(step(ours, x), step(stored, x), strict=True):
-        assert (found - truth).abs().max() < 1e-10 * max(size, truth.abs().max())
-    step(ours, x)
-    for buffer, theirs in zip(ours.buffers(), stored.buffers(), strict=True):
-        assert relative_error(buffer, theirs) < 1e-12
-    assert all(b == 2 for key, b in ours.named_buffers() if key.endswith("num_batches_tracked"))
-
-
-@pytest.mark.usefixtures("small_baselines")
-@pytest.mark.parametrize("name", NAMES)
-def test_evaluation_and_its_gradients_equal_storing_network(name):
-    ours, stored = (model.eval() for model in twins(name))
-    x = torch.randn(3, 3, 8, 8, dtype=torch.float64, requires_grad=True)
-    with torch.no_grad():
-        assert relative_error(ours(x), stored(x)) < 1e-12
-    for found, truth in zip(step(ours, x), step(stored, x), strict=True):
-        assert relative_error(found, truth) < 1e-9
-
-
-@pytest.mark.usefixtures("small_baselines")
-@pytest.mark.parametrize("name", NAMES)
-def test_features_and_classifier_fit_together(name):
-    options = {"activation_param": 0.2, **SMALL.get(name, {})}
-    torch.manual_seed(0)
-    model = zoo.get(name, num_classes=5, **options).eval()
-    x = torch.randn(2, 3, 8, 8)
-    last = model.forward_features(x)
-    assert torch.allclose(model.classifier(last), model(x), atol=1e-6)
-    assert last.shape[1] == model.num_features
-    backbone = zoo.get(name, features_only=True, **options).eval()
-    backbone.load_state_dict(model.state_dict(), strict=False)
-    features = backbone(x)
-    for feature, channels, reduction in zip(
-        features, model.feature_info.channels(), model.feature_info.reduction(), strict=True
-    ):
-        assert (feature.shape[1], 8 // feature.shape[2]) == (channels, reduction)
-
-
 def test_images_overwritten_before_backward_raise():
-    model = zoo.get("revnext", num_classes=5, **SMALL["revnext"])
+    model = build("revnext")
     x = torch.randn(2, 3, 8, 8)
     y = model(x)
     x.zero_()
@@ -146,7 +75,7 @@ def test_images_overwritten_before_backward_raise():
 
 
 def test_logits_are_eighth_of_linear_layer():
-    model = zoo.get("revnext", num_classes=5, **SMALL["revnext"]).eval()
+    model = build("revnext").eval()
     x = torch.randn(2, 3, 8, 8)
     largest = model.forward_features(x).amax((2, 3))
     assert torch.allclose(model(x), 0.125 * largest @ model.classifier.fc.weight.T, atol=1e-6)

@@ -10,38 +10,16 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torchvision.models.feature_extraction import create_feature_extractor
 
 import zoo
 from tests.formula import relative_error
-from tests.models.test_grid_bits import differing, train
-from tests.step import step
+from tests.nets import STRUCTURES, build, differing, images, small_architectures
 from zoo.benchmark.depth import PROVIDERS
 from zoo.cli import main
 from zoo.config.network import Spec
 from zoo.config.optimizer import Optimizer
 from zoo.engine.optim import build_optimizer
 from zoo.memory.allocations import measure_memory
-from zoo.models.revvit import RevViT
-
-TINY: dict[str, Any] = {"structure": (3,), "width": 16, "heads": 2, "patch": 4, "image_size": 16}
-
-
-def build(memory: str = "auto", grid_bits: int | None = None, rate: float = 0.0, **options: Any) -> RevViT:
-    """Return a small network of 16 patches, with the same random weights in each call."""
-    torch.manual_seed(0)
-    options = {"num_classes": 5} | TINY | options
-    model = RevViT(None, options.pop("num_classes"), **options, memory=memory, grid_bits=grid_bits)
-    model.initialize()
-    model.set_drop_path_rate(rate)
-    with torch.no_grad():
-        for parameter in model.parameters():  # so that attention is far from uniform
-            parameter.add_(torch.randn_like(parameter), alpha=0.3)
-    return model
-
-
-def images(dtype: torch.dtype = torch.float64, side: int = 16) -> Tensor:
-    return torch.randn(4, 3, side, side, dtype=dtype, generator=torch.Generator().manual_seed(2))
 
 
 def reference(weights: dict[str, Tensor], x: Tensor, heads: int) -> Tensor:
@@ -83,37 +61,16 @@ def reference(weights: dict[str, Tensor], x: Tensor, heads: int) -> Tensor:
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
 @pytest.mark.parametrize("memory", ["auto", "plain", "lean"])
 def test_outputs_and_gradients_follow_authors_formulas(memory, layout):
-    model = build("plain" if memory == "plain" else "auto").double()
+    model = build("revvit_s", noise=0.3, memory="plain" if memory == "plain" else "auto").double()
     zoo.lean(model, enabled=memory == "lean")
-    x = images().requires_grad_()
-    expected = reference(dict(model.named_parameters()), x, TINY["heads"])
+    x = images(dtype=torch.float64).requires_grad_()
+    expected = reference(dict(model.named_parameters()), x, STRUCTURES["revvit_s"]["heads"])
     actual = model(x.contiguous(memory_format=layout))
     assert relative_error(actual, expected) < 1e-12
     inputs = [x, *model.parameters()]
     found, truth = (torch.autograd.grad(y.cos().sum(), inputs) for y in (actual, expected))
     for ours, theirs in zip(found, truth, strict=True):  # absolute for the biases of keys, whose gradients are 0
         torch.testing.assert_close(ours, theirs, rtol=1e-10, atol=1e-12)
-
-
-@pytest.mark.parametrize("features_only", [False, True])
-def test_gradients_with_drop_path_equal_stored_activations(features_only):
-    results = []
-    for memory in ("auto", "plain"):
-        model = build(memory, rate=0.5, features_only=features_only, num_classes=0 if features_only else 5).double()
-        model.norm.requires_grad_(not features_only)
-        torch.manual_seed(3)
-        results.append(step(model, images()))
-    assert len(results[0]) == len(results[1]) > 50
-    for ours, theirs in zip(*results, strict=True):
-        torch.testing.assert_close(ours, theirs, rtol=1e-10, atol=1e-12)
-
-
-@pytest.mark.parametrize("rate", [0.0, 0.5])
-@pytest.mark.parametrize("how", [{}, {"autocast": True}, {"batches": 3}, {"layout": torch.channels_last}], ids=str)
-def test_training_on_grid_has_bits_of_stored_activations(how, rate):
-    ours, truth = (train(build(memory, 14, rate), **how) for memory in ("auto", "plain"))
-    assert len(truth) > 100
-    assert not differing(ours, truth)
 
 
 @pytest.mark.parametrize(
@@ -158,6 +115,7 @@ def test_checkpoint_of_authors_is_loaded_strictly(tmp_path, caplog):
         zoo.get("revvit_s", weights=path)
 
 
+@small_architectures()
 def test_weights_file_omits_norm_and_activation(tmp_path):
     spec = Spec(arch="revvit_s", num_classes=5, options={"grid_bits": 12, "drop_path_rate": 0.1})
     stored = spec.model_dump(mode="json")
@@ -171,25 +129,17 @@ def test_weights_file_omits_norm_and_activation(tmp_path):
     assert again.rev_backbone.layers.grid_bits == 12
 
 
-def test_features_are_fused_streams_in_either_order_of_calls():
-    model = build(num_classes=0, features_only=True).eval()
-    whole = build(num_classes=5).eval()
+def test_features_are_fused_streams_before_last_norm():
+    model, whole = build("revvit_s", noise=0.3, features_only=True).eval(), build("revvit_s", noise=0.3).eval()
     whole.load_state_dict(model.state_dict(), strict=False)
     assert model.feature_info.get_dicts() == [{"num_chs": 32, "reduction": 4, "module": "rev_backbone"}]
-    x = images(torch.float32)
+    x = images()
     (features,) = model(x)
-    assert features.shape == (4, 32, 4, 4)
     assert features.is_contiguous(memory_format=torch.channels_last)
     normed = F.layer_norm(features.permute(0, 2, 3, 1), (32,), whole.norm.weight, whole.norm.bias, 1e-6)
     assert torch.allclose(whole.forward_features(x), normed.permute(0, 3, 1, 2), atol=1e-5)
-    last, (raw,) = whole.forward_intermediates(x)
-    assert torch.equal(raw, features)
-    assert torch.equal(whole.forward_head(last), whole(x))
-    whole.reset_classifier(0, "")
-    assert torch.equal(whole(x), last)
-    whole.reset_classifier(3)
     whole.set_drop_rate(0.5)
-    assert (whole.num_classes, whole(x).shape, whole.get_classifier()) == (3, (4, 3), whole.head.projection)
+    assert not torch.equal(whole.train()(x), whole(x))
 
 
 def test_registry_offers_features_and_other_channels():
@@ -200,21 +150,13 @@ def test_registry_offers_features_and_other_channels():
     assert features.shape == (1, 768, 14, 14)
 
 
-def test_torchvision_extracts_the_last_norm():
-    model = build().eval()
-    x = images(torch.float32)
-    found = create_feature_extractor(model, {"norm": "features", "head": "logits"}).eval()(x)
-    assert torch.allclose(found["features"], model.forward_features(x), atol=1e-5)
-    assert torch.allclose(found["logits"], model(x), atol=1e-5)
-
-
 def test_drop_rates_rise_to_the_last_block():
-    model = build(rate=0.4)
+    model = build("revvit_s", noise=0.3, drop_path_rate=0.4)
     blocks = model.rev_backbone.layers
     assert [(b.F.drop_path, b.G.drop_path) for b in blocks] == [(0.0, 0.0), (0.2, 0.2), (0.4, 0.4)]
-    x = images(torch.float32)
+    x = images()
     assert not torch.equal(model(x), model(x))
-    assert torch.equal(model.eval()(x), build().eval()(x))
+    assert torch.equal(model.eval()(x), build("revvit_s", noise=0.3).eval()(x))
     branch, maps = blocks[2].train().F, torch.randn(64, 16, 4, 4)
     kept = branch(maps).flatten(1).any(1)
     torch.testing.assert_close(branch(maps) * 0, maps * 0)
@@ -227,16 +169,16 @@ def test_drop_rates_rise_to_the_last_block():
 
 
 def test_held_bytes_do_not_grow_with_depth():
-    def held(**options: Any) -> int:
-        model, x = build(**options), images(torch.float32)
+    def held(depth: int, **options: Any) -> int:
+        model, x = build("revvit_s", structure={"structure": (depth,)}, **options), images()
         return measure_memory(lambda: model(x).mean(), model.parameters()).held
 
-    assert held(structure=(2,)) == held(structure=(24,)) < 0.03 * held(structure=(24,), memory="plain")
-    assert held(structure=(24,), grid_bits=14) < 1.2 * held(structure=(24,)) + 24 * 100  # digests
+    assert held(2) == held(24) < 0.03 * held(24, memory="plain")
+    assert held(24, grid_bits=14) < 1.2 * held(24) + 24 * 100  # digests
 
 
 def test_classifier_has_its_own_learning_rate():
-    model = build()
+    model = build("revvit_s")
     optimizer = build_optimizer(model, Optimizer(learning_rate=1.0, classifier_lr=0.1))
     slow = {id(p) for group in optimizer.param_groups if group["lr"] == 0.1 for p in group["params"]}
     assert slow == {id(parameter) for parameter in model.head.parameters()}
@@ -266,8 +208,8 @@ def test_unsupported_settings_raise(arguments, message):
 
 
 def test_images_of_another_size_raise():
-    with pytest.raises(zoo.ConfigError, match=r"images of 20 x 16 pixels: .* positions for 16 x 16"):
-        build()(torch.randn(1, 3, 20, 16))
+    with pytest.raises(zoo.ConfigError, match=r"20 x 32 pixels.*32 x 32"):
+        build("revvit_s")(torch.randn(1, 3, 20, 32))
 
 
 @pytest.mark.slow
