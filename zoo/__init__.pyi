@@ -13,6 +13,7 @@ from zoo.errors import VerificationError as VerificationError
 from zoo.errors import WeightsError as WeightsError
 from zoo.errors import ZooError as ZooError
 from zoo.memory.check import check as check
+from zoo.memory.release import release_gradients as release_gradients
 from zoo.memory.report import memory_report as memory_report
 from zoo.registry.get import create_model as create_model
 from zoo.registry.get import get as get

@@ -144,6 +144,12 @@ EXPERIMENT: list[tuple[dict[str, Any], str]] = [
     (_optimizer(type="AdamW", params={"betas": [0.9, 1.5]}), "optimizer.params.*less than 1"),
     (_optimizer(type="AdamW", nesterov=True), "optimizer.nesterov = true: .*AdamW takes no such setting"),
     (_optimizer(nesterov=True, momentum=0), "optimizer.nesterov = true: "),
+    (_optimizer(release_gradients=True), "optimizer.clip = 1.0: .*release_gradients"),
+    (_optimizer(release_gradients=True, clip=0, replicas=2), "optimizer.replicas = 2: .*release_gradients"),
+    (
+        {"optimizer": {"release_gradients": True, "clip": 0}, "training": {"amp": "fp16"}},
+        'training.amp = "fp16": .*release_gradients',
+    ),
     (_optimizer(batch_size=10, accumulate_steps=4), "optimizer.batch_size = 10: "),
     # optimizer.schedule
     (_optimizer(schedule={"epochs": 4, "warmup_epochs": 4}), "optimizer.schedule.warmup_epochs = "),

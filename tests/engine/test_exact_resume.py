@@ -127,6 +127,11 @@ def _lean(folder: Path) -> Case:
     return Case(config, make_images(folder, num_train=48, num_val=4), kill_at=5, options={"build": build_from_config})
 
 
+def _released(folder: Path) -> Case:
+    optimizer = {"type": "AdamW", "learning_rate": 0.01, "clip": 0, "accumulate_steps": 2, "release_gradients": True}
+    return Case(make_config(checkpoint={"every_steps": EVERY_STEPS}, optimizer=optimizer), make_images(folder))
+
+
 def _segmentation(folder: Path) -> Case:
     """The sums of its epoch are a confusion matrix, and its crops are drawn class by class."""
     config = make_segmentation_config(checkpoint={"every_steps": EVERY_STEPS})
@@ -141,6 +146,7 @@ CASES: dict[str, Callable[[Path], Case]] = {
     "three ranks, two parts": partial(_classification, world_size=3, parts=2),
     "frozen": _frozen,
     "lean": _lean,
+    "released gradients": _released,
     "segmentation": _segmentation,
 }
 

@@ -11,12 +11,15 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+import zoo
 from tests.dist.spawn import run_distributed
 from tests.engine.tiny import make_config, this_process
+from zoo.engine.digest import digest, state_tensors
 from zoo.engine.process import Process
-from zoo.engine.state import TrainState, broadcast_buffers, build_state
+from zoo.engine.state import TrainState, broadcast_buffers, build_state, load_shared_state, shared_state
 from zoo.engine.step import StepBatch, train_step
 from zoo.engine.wrapping import distribute
+from zoo.errors import ConfigError
 from zoo.tasks import task_of
 
 CLASSES = 5
@@ -60,6 +63,39 @@ def test_accumulated_parts_equal_the_whole_batch(parts: int) -> None:
     train_step(state, StepBatch(images, targets, global_size=10))
     torch.testing.assert_close(_weights(state), before - 0.1 * _gradient(images, targets, smoothing=0.1))
     assert (state.step, state.batch) == (1, 1)
+
+
+@pytest.mark.parametrize("options", [{"type": "SGD", "momentum": 0.9}, {"type": "AdamW", "weight_decay": 0.1}])
+@pytest.mark.parametrize("parts", [1, 3])
+def test_released_gradients_have_the_bits_of_kept_ones(options: dict[str, Any], parts: int) -> None:
+    images, targets = _batch(12)
+    found = []
+    for release in (False, True):
+        state = _state(accumulate_steps=parts, batch_size=12, ema_decay=0.9, release_gradients=release, **options)
+        for _ in range(4):
+            train_step(state, StepBatch(images, targets, global_size=12))
+            assert all(each.grad is None for each in state.model.parameters()) is release
+        saved = shared_state(state)
+        resumed = _state(accumulate_steps=parts, batch_size=12, ema_decay=0.9, release_gradients=release, **options)
+        load_shared_state(resumed, copy.deepcopy(saved))
+        for each in (state, resumed):
+            train_step(each, StepBatch(images, targets, global_size=12))
+        found += [digest(state_tensors(shared_state(each))) for each in (state, resumed)]
+    assert len({*found}) == 1
+
+
+@pytest.mark.dist
+def test_released_gradients_of_several_processes_are_refused() -> None:
+    run_distributed(_refuse_release, 2)
+
+
+def _refuse_release() -> None:
+    with pytest.raises(ConfigError, match=r"2 processes"):
+        _state(release_gradients=True)
+    model = _net()
+    wrapped = nn.parallel.DistributedDataParallel(model)
+    with pytest.raises(ConfigError, match=r"DistributedDataParallel"):
+        zoo.release_gradients(wrapped, torch.optim.SGD(model.parameters(), lr=0.1))
 
 
 def test_meter_receives_every_micro_batch_with_its_step() -> None:

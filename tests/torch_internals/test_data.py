@@ -30,6 +30,23 @@ def test_tensor_is_detached_below_dispatch_modes():
     assert alias._version == x._version == 1
 
 
+def test_tensor_without_memory_has_shape_and_calls_its_class():
+    class Empty(Tensor):
+        @classmethod
+        def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
+            raise ValueError(str(func))
+
+    like = torch.ones(2**40, dtype=torch.bfloat16, device="meta").view(2**20, -1).t()
+    empty = data.without_memory(Empty, like)
+    assert (empty.shape, empty.dtype, empty.stride()) == (like.shape, like.dtype, like.stride())
+    with pytest.raises(ValueError, match=r"aten\.add"):
+        empty.add_(1)
+    weight = nn.Parameter(torch.ones(2))
+    weight.grad = data.without_memory(Empty, weight)
+    with pytest.raises(ValueError, match=r"aten\.add_"):  # as autograd adds another gradient
+        weight.sum().backward()
+
+
 def test_unpacked_parameter_shares_its_attributes():
     """Autograd detaches what a hook returns, by a call of `__torch_dispatch__` if there is one."""
     seen = []

@@ -260,6 +260,8 @@ class Experiment(Section):
         for key, value in weights.items():
             if isinstance(value, list) and len(value) != self.network.num_classes:
                 yield key, f"should have a weight for each of the {self.network.num_classes} classes, not {len(value)}"
+        if self.optimizer.release_gradients and self.training.amp == "fp16":
+            yield "training.amp", 'should be "bf16" or "off" with optimizer.release_gradients: fp16 scales gradients'
         if self.segmentation is not None:
             yield from self._segmentation_conflicts(self.segmentation)
 

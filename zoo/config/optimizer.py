@@ -99,6 +99,9 @@ class Optimizer(Section):
     layer_decay: Annotated[float, Field(gt=0, le=1)] = 1.0
     """Factor of the learning rate from each layer to the layer before it, as in BEiT and timm; 1: the same rate for all
     layers."""
+    release_gradients: bool = False
+    """Whether backward updates each parameter as soon as its gradient is complete, and frees the gradient: less memory,
+    the same bits. For one process, and without clip, replicas and fp16."""
     replicas: Annotated[int, Field(gt=0, le=MAX_REPLICAS)] | None = None
     """Number of replicas that share a batch, each with its own batch statistics, as the GPUs of a paper. Any number of
     processes, up to one per replica, then trains the same weights to the bit; null: one replica per process."""
@@ -138,5 +141,9 @@ class Optimizer(Section):
             yield "nesterov", "needs a momentum greater than 0"
         if self.ema_decay is None and self.ema_every != 1:
             yield "ema_every", "has no effect without ema_decay; set it, or remove the key"
+        if self.release_gradients and self.clip > 0:
+            yield "clip", "should be 0 with release_gradients: the norm of the whole gradient needs all gradients"
+        if self.release_gradients and self.replicas is not None:
+            yield "replicas", "should be null with release_gradients: the sum over the replicas needs all gradients"
         if self.batch_size % self.accumulate_steps:
             yield "batch_size", f"should be a multiple of accumulate_steps, which is {self.accumulate_steps}"

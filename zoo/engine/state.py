@@ -20,6 +20,7 @@ from zoo.engine.process import Process, broadcast_tensors
 from zoo.engine.replicas import ExactReplicas, Replicas
 from zoo.engine.task import Task
 from zoo.engine.wrapping import compile_network
+from zoo.memory.release import release_gradients
 
 # The position of a run: keys in checkpoints, and attributes of `TrainState`.
 POSITION_KEYS = ("epoch", "batch", "step")
@@ -106,13 +107,16 @@ def build_state(task: Task, model: nn.Module, process: Process) -> TrainState:
     trained = task.trained_network(model)
     if settings.compile:
         trained = compile_network(trained)
+    optimizer = build_optimizer(model, config.optimizer)
+    if config.optimizer.release_gradients:
+        release_gradients(model, optimizer, accumulate_steps=config.optimizer.accumulate_steps)
     replicas = (Replicas if config.optimizer.replicas is None else ExactReplicas)(model, config, process)
     return TrainState(
         task=task,
         process=process,
         model=model,
         wrapped_model=replicas.wrap(trained),
-        optimizer=build_optimizer(model, config.optimizer),
+        optimizer=optimizer,
         scaler=torch.amp.GradScaler(process.device.type, enabled=config.training.amp == "fp16"),
         ema=copy.deepcopy(model).requires_grad_(False) if config.optimizer.ema_decay is not None else None,
         meter=Meter(process.device, task.num_counts),

@@ -5,5 +5,6 @@
 - ``report``: `zoo.memory_report`. ``held`` tells what each module holds for backward, ``fit`` answers what fits into a
   limit, and ``plot`` draws the memory of a step.
 - ``trial``: training steps on copies of a network. ``allocations`` counts their bytes and ``timing`` their time.
+- ``release``: `zoo.release_gradients` frees gradients inside backward.
 - ``block_checkpointing``: activation checkpointing of blocks, for comparison.
 """

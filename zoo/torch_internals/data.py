@@ -47,6 +47,12 @@ memory_id: Callable[[Tensor], int] = _C._storage_address
 detach: Callable[[Tensor], Tensor] = functools.partial(Tensor._make_subclass, Tensor)
 
 
+def without_memory(cls: type[Tensor], like: Tensor) -> Any:
+    """Return a tensor of a subclass with the shape, strides, dtype and device of a tensor, and without memory."""
+    make: Any = Tensor._make_wrapper_subclass
+    return make(cls, like.shape, strides=like.stride(), dtype=like.dtype, device=like.device)
+
+
 class _Unpacked(Tensor):
     """What a hook returns so that autograd takes ``replacement`` for the saved tensor."""
 

@@ -1,0 +1,474 @@
+"""Training with released gradients has the bits of torch's own optimizers, and what it cannot do is refused."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import random
+import weakref
+from contextlib import nullcontext
+
+import pytest
+import torch
+from torch import nn
+from torch.optim.lr_scheduler import StepLR
+from torch.optim.swa_utils import AveragedModel
+from torch.utils.checkpoint import checkpoint
+
+import zoo
+from zoo.errors import ConfigError
+from zoo.memory.allocations import count_memory
+from zoo.memory.release import PER_PARAMETER, ReleasedGradient, release_of
+from zoo.memory.values import bits
+
+
+class Net(nn.Module):
+    """A convolutional network with a weight that two layers share, and a branch that only some steps use."""
+
+    def __init__(self, dtype: torch.dtype = torch.float32) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 8, 3, padding=1, bias=False)
+        self.norm = nn.BatchNorm2d(8)
+        self.first, self.second = nn.Linear(8, 8), nn.Linear(8, 8)
+        self.second.weight = self.first.weight
+        self.branch, self.last = nn.Linear(8, 8), nn.Linear(8, 4)
+        self.to(dtype)
+
+    def forward(self, x: torch.Tensor, with_branch: bool = True) -> torch.Tensor:
+        x = self.norm(self.conv(x)).relu().mean((2, 3))
+        x = self.second(self.first(x).relu()) + x
+        return self.last(x + self.branch(x) if with_branch else x)
+
+
+class Linears(nn.Module):
+    """Matrices alone, as Muon takes, of which two are one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.last = (nn.Linear(8, 8, bias=False) for _ in range(3))
+        self.second.weight = self.first.weight
+
+    def forward(self, x: torch.Tensor, with_branch: bool = True) -> torch.Tensor:
+        x = self.first(x.mean((2, 3)).repeat(1, 3)[:, :8]).relu()
+        return self.last(self.second(x).relu() + x if with_branch else x)
+
+
+#: Options from which a configuration draws, by the optimizer.
+OPTIONS = {
+    "SGD": [{"momentum": 0.9}, {"momentum": 0.9, "nesterov": True}, {"momentum": 0.5, "dampening": 0.1}, {},
+            {"maximize": True}, {"foreach": True, "momentum": 0.9}, {"fused": True, "momentum": 0.9}],
+    "Adam": [{}, {"amsgrad": True}, {"maximize": True}, {"foreach": True}, {"fused": True}],
+    "AdamW": [{}, {"amsgrad": True, "maximize": True}, {"betas": (0.5, 0.9)}, {"foreach": True}, {"fused": True}],
+    "RMSprop": [{}, {"momentum": 0.9}, {"centered": True}, {"foreach": True}],
+    "Adagrad": [{}, {"lr_decay": 0.1}, {"initial_accumulator_value": 0.1}, {"fused": True}],
+    "NAdam": [{}, {"momentum_decay": 0.01}],
+    "RAdam": [{}, {"decoupled_weight_decay": True}],
+    "Adamax": [{}],
+    "Adadelta": [{}, {"foreach": True}],
+    "Adafactor": [{}, {"d": 2.0}],
+    "ASGD": [{}, {"t0": 5.0}],
+    "Rprop": [{}],
+    "Muon": [{}, {"nesterov": False}],
+}  # fmt: skip
+WITHOUT_DECAY = ("Rprop",)
+CASES = [
+    (name, options | ({} if name in WITHOUT_DECAY or seed % 3 else {"weight_decay": 0.1}), seed)
+    for seed, (name, options) in enumerate((name, each) for name, several in OPTIONS.items() for each in several)
+] + [(name, OPTIONS[name][0], 40 + seed) for seed, name in enumerate(("SGD", "Adam", "AdamW", "RMSprop", "Muon"))]
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "seed"), CASES, ids=[f"{name}-{seed}-{'-'.join(options)}" for name, options, seed in CASES]
+)
+def test_20_steps_have_the_bits_of_torch(name, options, seed):
+    draw = random.Random(seed)
+    torch.manual_seed(seed)
+    steps_of_accumulation, by_context = draw.choice((1, 1, 2, 3)), draw.random() < 0.3
+    dtype = torch.bfloat16 if draw.random() < 0.2 and "fused" not in options else torch.float32
+    clip_value = draw.choice((None, None, 0.01))
+    network = Linears() if name == "Muon" else Net(dtype)
+    for each in draw.sample([*network.parameters()][:-1], k=draw.choice((0, 0, 1, 2)) % len([*network.parameters()])):
+        each.requires_grad_(False)
+    is_lean, seen = draw.random() < 0.5, []
+    for is_released in (False, True):
+        model = copy.deepcopy(network)
+        optimizer = _optimizer(model, name, options)
+        scheduler = StepLR(optimizer, 5, 0.5)
+        average = AveragedModel(model)
+        release = None
+        if is_released:
+            model = zoo.lean(model) if is_lean else model
+            steps = 1 if by_context else steps_of_accumulation
+            release = zoo.release_gradients(model, optimizer, accumulate_steps=steps, clip_value=clip_value)
+        inputs = torch.Generator().manual_seed(seed)
+        for step in range(20):
+            with_branch = step % 4 > 0 or "fused" in options  # torch's fused SGD needs all gradients in the first step
+            for number in range(steps_of_accumulation):
+                is_last = number == steps_of_accumulation - 1
+                keep = nullcontext() if release is None or is_last or not by_context else release.accumulating()
+                images = torch.randn(4, 3, 5, 5, generator=inputs).to(next(model.parameters()).dtype)
+                with keep:
+                    model(images, with_branch=with_branch).square().mean().backward()
+            if release is None and clip_value is not None:
+                nn.utils.clip_grad_value_(model.parameters(), clip_value)
+            if is_released and with_branch:
+                assert all(isinstance(each.grad, ReleasedGradient) for each in model.parameters() if each.requires_grad)
+            optimizer.step()
+            optimizer.zero_grad()
+            scheduler.step()
+            average.update_parameters(model)
+            if step == 10:  # as a resumed run does
+                optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+        seen.append([*model.state_dict().values(), *average.state_dict().values(), *_states(optimizer)])
+    assert len(seen[0]) == len(seen[1]) > len(network.state_dict())
+    assert all(map(_same, *seen))
+
+
+def _optimizer(model: nn.Module, name: str, options: dict) -> torch.optim.Optimizer:
+    if not hasattr(torch.optim, name):
+        pytest.skip(f"this torch has no {name}")
+    parameters = [*model.parameters()]
+    groups = [{"params": parameters[:2], "lr": 0.02}, {"params": parameters[2:]}]
+    if name == "Muon":
+        groups = [{"params": parameters[:1], "lr": 0.02}, {"params": parameters[1:]}]
+    return getattr(torch.optim, name)(groups, lr=0.01, **options)
+
+
+def _states(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
+    found = optimizer.state_dict()["state"]
+    return [torch.as_tensor(value) for _, state in sorted(found.items()) for _, value in sorted(state.items())
+            if value is not None]  # fmt: skip
+
+
+def _same(a: torch.Tensor, b: torch.Tensor) -> bool:
+    return torch.equal(bits(a.contiguous()), bits(b.contiguous()))
+
+
+def test_table_has_all_optimizers_and_forty_cases():
+    assert {*OPTIONS, "SparseAdam"} == {*PER_PARAMETER}
+    assert len(CASES) >= 40
+
+
+@pytest.mark.filterwarnings("ignore:Sparse invariant checks")  # which Adagrad does not make
+@pytest.mark.parametrize("name", ["SparseAdam", "SGD", "Adagrad"])
+def test_sparse_gradients_have_the_bits_of_torch(name):
+    torch.manual_seed(0)
+    network, seen = nn.EmbeddingBag(10, 4, sparse=True), []
+    for is_released in (False, True):
+        model = copy.deepcopy(network)
+        optimizer = getattr(torch.optim, name)(model.parameters(), lr=0.1)
+        if is_released:
+            zoo.release_gradients(model, optimizer)
+        for step in range(3):
+            model(torch.tensor([[step, 1, 5]])).square().sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        seen.append(model.weight.detach())
+    assert torch.equal(*seen)
+    assert not torch.equal(seen[0], network.weight)
+
+
+def _trained(optimizer_class=torch.optim.SGD, **options):
+    """Return a network with released gradients, its optimizer, and the result of `zoo.release_gradients`."""
+    torch.manual_seed(0)
+    model = Net()
+    optimizer = optimizer_class(model.parameters(), lr=0.1)
+    return model, optimizer, zoo.release_gradients(model, optimizer, **options)
+
+
+def _loss(model: nn.Module, **options: bool) -> torch.Tensor:
+    return model(torch.ones(4, 3, 5, 5) * torch.arange(4.0)[:, None, None, None], **options).square().mean()
+
+
+def test_peak_has_no_gradients_beside_those_of_one_layer():
+    peaks = []
+    for is_released in (False, True):
+        model = nn.Sequential(*(nn.Linear(64, 64) for _ in range(16)))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        if is_released:
+            zoo.release_gradients(model, optimizer)
+        memory = count_memory(lambda model=model: model(torch.ones(1, 64)).sum(), model.parameters())
+        peaks.append(memory.peak)
+    of_layer = 64 * 65 * 4
+    assert peaks[0] >= 16 * of_layer
+    assert peaks[1] <= 2.5 * of_layer
+
+
+@pytest.mark.parametrize(
+    ("use", "remedy"),
+    [
+        (lambda model, _: nn.utils.clip_grad_norm_(model.parameters(), 1.0), "clip_value"),
+        (lambda model, _: nn.utils.clip_grad_value_(model.parameters(), 1.0), "clip_value"),
+        (lambda model, _: model.conv.weight.grad.norm(), "clip_value"),
+        (lambda model, _: model.conv.weight.grad * 2, "register_hook"),
+        (lambda model, _: model.zero_grad(set_to_none=False), "register_hook"),
+        (lambda model, _: _loss(model).backward(), "accumulate_steps"),
+    ],
+)
+def test_released_gradient_cannot_be_read(use, remedy):
+    model, optimizer, _ = _trained()
+    _loss(model).backward()
+    assert repr(model.conv.weight.grad) == "ReleasedGradient(conv.weight)"
+    with pytest.raises(ConfigError, match=rf"gradient of [\w.]+ .*{remedy}"):
+        use(model, optimizer)
+    optimizer.step()
+    assert model.conv.weight.grad is None
+
+
+def test_gradient_scaler_is_refused():
+    model, optimizer, _ = _trained()
+    scaler = torch.amp.GradScaler("cpu")
+    scaler.scale(_loss(model)).backward()
+    with pytest.raises(ConfigError, match="bfloat16"):
+        scaler.step(optimizer)
+
+
+def test_skipped_step_is_an_error_of_the_next_backward():
+    model, optimizer, _ = _trained()
+    _loss(model).backward()
+    optimizer.zero_grad()
+    with pytest.raises(ConfigError, match=r"second gradient.*optimizer\.step"):
+        _loss(model).backward()
+
+
+def test_second_loss_is_an_error_even_of_other_parameters():
+    """The first backward changed weights that the second one needs: autograd or the release raises."""
+    model, _, _ = _trained()
+    hidden = model.first(torch.ones(2, 8))
+    model.branch(hidden).sum().backward(retain_graph=True)
+    with pytest.raises((ConfigError, RuntimeError), match=r"accumulate_steps|modified by an inplace"):
+        model.last(hidden).sum().backward()
+
+
+def test_two_losses_within_a_sum_or_the_context_are_right():
+    found = []
+    for number in range(3):
+        torch.manual_seed(0)
+        model = Net()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        release = zoo.release_gradients(model, optimizer) if number else None
+        for _ in range(2):
+            output = model(torch.ones(4, 3, 5, 5))
+            with release.accumulating() if number == 2 else nullcontext():
+                if number != 1:
+                    output.square().mean().backward(retain_graph=True)
+            (output.square().mean() + output.abs().mean() if number == 1 else output.abs().mean()).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        found.append(model.last.weight.detach())
+    assert torch.equal(found[0], found[2])
+    torch.testing.assert_close(found[0], found[1])
+
+
+def test_gradient_with_a_graph_is_refused():
+    model, _, _ = _trained()
+    with pytest.raises(ConfigError, match="create_graph"), pytest.warns(UserWarning, match="create_graph"):
+        _loss(model).backward(create_graph=True)
+
+
+def test_closure_is_refused():
+    model, optimizer, _ = _trained()
+    with pytest.raises(ConfigError, match="closure"):
+        optimizer.step(lambda: _loss(model).backward())
+
+
+@pytest.mark.parametrize("key", ["lr", "momentum"])
+def test_options_that_change_between_backward_and_step_are_an_error(key):
+    model, optimizer, _ = _trained()
+    _loss(model).backward()
+    optimizer.param_groups[0][key] = 0.5
+    with pytest.raises(ConfigError, match=rf"{key} of group 0"):
+        optimizer.step()
+
+
+def test_tensor_as_rate_that_changes_between_backward_and_step_is_an_error():
+    model = Net()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=torch.tensor(0.1))
+    zoo.release_gradients(model, optimizer)
+    _loss(model).backward()
+    optimizer.param_groups[0]["lr"].mul_(0.5)
+    with pytest.raises(ConfigError, match="lr of group 0"):
+        optimizer.step()
+
+
+@pytest.mark.parametrize("change", ["weight", "gradient"])
+def test_parameters_that_change_between_backward_and_step_are_an_error(change):
+    model, optimizer, _ = _trained()
+    _loss(model).backward()
+    if change == "weight":
+        with torch.no_grad():
+            model.conv.weight.mul_(0.5)
+    else:
+        model.conv.weight.grad = torch.ones_like(model.conv.weight)
+    with pytest.raises(ConfigError, match=r"conv\.weight or its gradient"):
+        optimizer.step()
+
+
+def test_weight_that_backward_reads_after_its_update_is_an_error():
+    model = nn.Linear(4, 4)
+    zoo.release_gradients(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    first = torch.ones(1, 4, requires_grad=True)
+    hidden = torch.nn.functional.linear(first * 2, model.weight.detach())  # whose backward comes after the update
+    with pytest.raises(RuntimeError, match="modified by an inplace"):
+        model(hidden).sum().backward()
+
+
+def test_reentrant_checkpoints_of_a_shared_layer_are_refused():
+    model, _, _ = _trained()
+    x = torch.ones(2, 8, requires_grad=True)
+    for _ in range(2):
+        x = checkpoint(model.branch, x, use_reentrant=True)
+    with pytest.raises(ConfigError, match=r"branch\.\w+"):
+        x.sum().backward()
+
+
+def test_hooks_of_gradients_and_of_steps_see_what_they_saw():
+    seen = []
+    for is_released in (False, True):
+        torch.manual_seed(0)
+        model, found = Net(), []
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        if is_released:
+            zoo.release_gradients(model, optimizer)
+        model.last.bias.register_hook(lambda gradient, found=found: found.append(gradient.sum()))
+        optimizer.register_step_pre_hook(lambda *_, found=found: found.append("before"))
+        optimizer.register_step_post_hook(
+            lambda *_, found=found, model=model: found.append(model.last.bias.detach().sum())
+        )
+        for _ in range(2):
+            _loss(model).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        seen.append(found)
+    assert seen[0] == seen[1]
+    assert len(seen[0]) == 6
+
+
+def test_hook_before_a_step_cannot_miss_the_gradients():
+    """A hook that clips sees gradients that raise, not None, from the step after its registration on."""
+    model, optimizer, _ = _trained()
+    _loss(model).backward()
+    optimizer.step()
+    optimizer.register_step_pre_hook(lambda *_: nn.utils.clip_grad_norm_(model.parameters(), 1) if clips else None)
+    clips = False
+    _loss(model).backward()
+    optimizer.step()
+    clips = True
+    _loss(model).backward()
+    with pytest.raises(ConfigError, match="norm"):
+        optimizer.step()
+
+
+def test_parameters_and_groups_that_come_later_are_released():
+    torch.manual_seed(0)
+    model = Net()
+    model.last.requires_grad_(False)
+    optimizer = torch.optim.SGD([model.conv.weight, *model.last.parameters()], lr=0.1)
+    zoo.release_gradients(model, optimizer)
+    for _ in range(2):
+        _loss(model).backward()
+        optimizer.step()
+        model.last.requires_grad_(True)
+        optimizer.zero_grad()
+        model.first.zero_grad()
+        model.second.zero_grad()
+        model.branch.zero_grad()
+        model.norm.zero_grad()
+    optimizer.add_param_group({"params": model.branch.parameters()})
+    _loss(model).backward()
+    assert isinstance(model.last.weight.grad, ReleasedGradient)
+    assert type(model.branch.weight.grad) is torch.Tensor  # the step updates it
+    optimizer.step()
+    optimizer.zero_grad()
+    _loss(model).backward()
+    assert isinstance(model.branch.weight.grad, ReleasedGradient)
+
+
+def test_two_optimizers_share_a_network():
+    model = Net()
+    of_last = torch.optim.AdamW(model.last.parameters())
+    of_others = torch.optim.SGD([each for name, each in model.named_parameters() if "last" not in name], lr=0.1)
+    releases = [zoo.release_gradients(model, each) for each in (of_last, of_others)]
+    assert [release_of(each) for each in (of_last, of_others)] == releases
+    _loss(model).backward()
+    assert all(isinstance(each.grad, ReleasedGradient) for each in model.parameters())
+    for each in (of_last, of_others):
+        each.step()
+    assert all(each.grad is None for each in model.parameters())
+
+
+def test_release_ends():
+    model, optimizer, release = _trained()
+    release.remove()
+    assert release_of(optimizer) is None
+    _loss(model).backward()
+    assert type(model.conv.weight.grad) is torch.Tensor
+    optimizer.step()
+    zoo.release_gradients(model, optimizer)
+
+
+def test_copies_keep_their_gradients_and_nothing_is_kept_alive():
+    model, optimizer, release = _trained()
+    twin = copy.deepcopy(model)
+    _loss(twin).backward()
+    assert type(twin.conv.weight.grad) is torch.Tensor
+    found = weakref.ref(release)
+    del model, optimizer, release
+    gc.collect()
+    assert found() is None
+
+
+class Sam(torch.optim.Optimizer):
+    """An optimizer of a user."""
+
+    def __init__(self, parameters):
+        super().__init__(parameters, {"lr": 0.1})
+
+    def step(self, closure=None):
+        """Do nothing."""
+
+
+@pytest.mark.parametrize(
+    ("build", "words"),
+    [
+        (lambda model: torch.optim.LBFGS(model.parameters()), "LBFGS"),
+        (lambda model: Sam(model.parameters()), "Sam"),
+        (lambda model: torch.optim.SGD(model.parameters(), lr=0.1, differentiable=True), "differentiable"),
+        (lambda _: torch.optim.SGD(nn.Linear(1, 1).parameters(), lr=0.1), "no parameter of the network"),
+        (lambda model: torch.optim.SGD(model.half().parameters(), lr=0.1), "float16"),
+        (lambda model: zoo.release_gradients(model, torch.optim.SGD(model.parameters(), lr=0.1)).optimizer, "already"),
+    ],
+)
+def test_what_cannot_be_released_is_refused_by_name(build, words):
+    model = Net()
+    optimizer = build(model)
+    with pytest.raises(ConfigError, match=words):
+        zoo.release_gradients(model, optimizer)
+
+
+def test_adafactor_of_several_dtypes_is_refused():
+    model = nn.ParameterList([torch.ones(2), torch.ones(2, dtype=torch.bfloat16)])
+    with pytest.raises(ConfigError, match="Adafactor"):
+        zoo.release_gradients(model, torch.optim.Adafactor(model.parameters()))
+
+
+def test_group_of_several_kinds_is_refused():
+    class Other(nn.Parameter):
+        pass
+
+    model = nn.ParameterList([nn.Parameter(torch.ones(1)), Other(torch.ones(1))])
+    with pytest.raises(ConfigError, match="Other on cpu"):
+        zoo.release_gradients(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    zoo.release_gradients(model, torch.optim.SGD(model.parameters(), lr=0.1, foreach=False))
+
+
+@pytest.mark.parametrize(("model", "optimizer"), [("resnet50", None), (Net(), "SGD")])
+def test_other_arguments_are_type_errors(model, optimizer):
+    with pytest.raises(TypeError):
+        zoo.release_gradients(model, optimizer)
+
+
+def test_accumulate_steps_below_one_are_refused():
+    model = Net()
+    with pytest.raises(ConfigError, match="accumulate_steps=0"):
+        zoo.release_gradients(model, torch.optim.SGD(model.parameters(), lr=0.1), accumulate_steps=0)

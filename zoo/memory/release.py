@@ -1,0 +1,345 @@
+"""`zoo.release_gradients`: each gradient is used and freed inside backward, with the bits of the optimizer's own step.
+
+A gradient is complete when autograd has accumulated all its parts. The hook of this moment calls the optimizer's own
+step for this parameter alone, and puts a tensor without memory in the place of the gradient, which raises an error
+where it is read. `optimizer.step()` then updates what is left.
+
+Tested by tests/memory/test_release.py.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+from weakref import WeakSet
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
+from torch.utils.hooks import RemovableHandle
+
+from zoo.errors import ConfigError, join_names
+from zoo.torch_internals.data import is_wrapper, without_memory
+
+PLACE = "zoo.release_gradients"  # in messages
+
+#: The optimizers of torch.optim that update each parameter by its own gradient and state alone. torch 2.11 to 2.15.
+PER_PARAMETER = (
+    "ASGD", "Adadelta", "Adafactor", "Adagrad", "Adam", "AdamW", "Adamax", "Muon", "NAdam", "RAdam", "RMSprop", "Rprop",
+    "SGD", "SparseAdam",
+)  # fmt: skip
+
+#: Part of the name of an operation -> what to do instead of calling it for a released gradient.
+REMEDIES = {
+    "norm": "clip with release_gradients(..., clip_value=), or train without release: a norm needs all gradients",
+    "clamp": "pass the limit as release_gradients(..., clip_value=)",
+    "unscale": "train in bfloat16, which needs no GradScaler, or without release",
+    "aten.add": "call optimizer.step() after each backward, or set accumulate_steps",
+    "": "read it in a hook, parameter.register_hook, or train without release",
+}
+
+
+class ReleasedGradient(Tensor):
+    """A gradient that was used and freed: it has a shape and no memory, and every operation on it raises ConfigError.
+
+    Args:
+    - `parameter`: the parameter that it belongs to.
+    - `name`: the name of the parameter.
+    """
+
+    of: str
+
+    def __new__(cls, parameter: Tensor, name: str) -> ReleasedGradient:
+        """Return a tensor of the shape, dtype and device of a parameter."""
+        self: ReleasedGradient = without_memory(cls, parameter)
+        self.of = name
+        return self
+
+    def __init__(self, parameter: Tensor, name: str) -> None:
+        super().__init__()
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
+        """Raise ConfigError with the name of the parameter and what to do instead."""
+        found = next((each.of for each in _flat((args, kwargs or {})) if isinstance(each, cls)), "a parameter")
+        remedy = next(text for part, text in REMEDIES.items() if part in str(func))
+        raise ConfigError(f"the gradient of {found} was released in backward, and {func} reads it", PLACE, remedy)
+
+    def __repr__(self, **_: Any) -> str:  # type: ignore[override]
+        return f"ReleasedGradient({self.of})"
+
+
+class _Slot:
+    """A parameter whose gradient is released.
+
+    Args:
+    - `group`: the index of its group in the optimizer.
+
+    Attributes:
+    - `count`: gradients that it got since the last `optimizer.step()`.
+    - `version`: its version counter after its update; None before.
+    """
+
+    def __init__(self, parameter: Tensor, name: str, group: int) -> None:
+        self.parameter, self.name, self.group = parameter, name, group
+        self.released = ReleasedGradient(parameter, name)
+        self.count, self.version = 0, None  # type: int, int | None
+
+
+class GradientRelease:
+    """The release of the gradients of an optimizer, which `release_gradients` returns.
+
+    Attributes:
+    - `model`, `optimizer`: as given.
+    - `accumulate_steps`: number of backward passes before each `optimizer.step()`. It may be set between steps.
+    """
+
+    def __init__(self, model: nn.Module, optimizer: Optimizer, accumulate_steps: int, clip_value: float | None) -> None:
+        self.model, self.optimizer, self.accumulate_steps = model, optimizer, accumulate_steps
+        self._clip_value, self._keeps = clip_value, False
+        step: Any = type(optimizer).step
+        self._step: Callable[[Optimizer], object] = step.__wrapped__  # without the hooks of `Optimizer.step`
+        self._lock = threading.Lock()  # backward has a thread for each GPU
+        self._slots: dict[Tensor, _Slot] = {}
+        self._options: dict[int, list[tuple[Any, ...]]] = {}  # of the groups whose parameters were updated
+        self._handles: list[RemovableHandle] = [optimizer.register_step_post_hook(self._after_step)]
+        self._before = optimizer.register_step_pre_hook(self._before_step)
+        self._add_parameters()
+        _active.add(self)
+
+    @contextmanager
+    def accumulating(self) -> Iterator[None]:
+        """Context in which backward keeps the gradients, for all micro-batches of a step but the last."""
+        before, self._keeps = self._keeps, True
+        try:
+            yield
+        finally:
+            self._keeps = before
+
+    def remove(self) -> None:
+        """End the release: later backward passes keep their gradients."""
+        for handle in (*self._handles, self._before):
+            handle.remove()
+        self._handles.clear()
+        self._slots.clear()
+        _active.discard(self)
+
+    def _add_parameters(self) -> None:
+        """Add the parameters of the optimizer that belong to the network, require gradients, and are new."""
+        names = {parameter: name for name, parameter in self.model.named_parameters()}
+        for index, group in enumerate(self.optimizer.param_groups):
+            _check_group(self.optimizer, group, index)
+            for each in group["params"]:
+                if each in names and each.requires_grad and each not in self._slots:
+                    slot = self._slots[each] = _Slot(each, names[each], index)
+                    # The hooks of a tensor are not seen by Python's garbage collector, which so frees the parameters.
+                    hook = partial(_receive, weakref.ref(self), weakref.ref(slot))
+                    self._handles.append(each.register_post_accumulate_grad_hook(hook))
+
+    def receive(self, slot: _Slot, parameter: Tensor) -> None:
+        """Update a parameter whose gradient of a backward pass is complete, and release the gradient."""
+        if self._keeps:
+            return
+        gradient = parameter.grad
+        assert gradient is not None
+        if slot.version is not None:
+            raise ConfigError(
+                f"{slot.name} gets a second gradient after its update, as optimizer.step() was not called",
+                PLACE,
+                "call optimizer.step() after each backward, also where a loss is not finite, or set accumulate_steps",
+            )
+        if gradient.requires_grad:
+            raise ConfigError(
+                f"the gradient of {slot.name} has a graph (create_graph=True)", PLACE, "use torch.autograd.grad"
+            )
+        _check_processes()
+        slot.count += 1
+        if slot.count < self.accumulate_steps:
+            return
+        group = self.optimizer.param_groups[slot.group]
+        if gradient.layout is not torch.strided and (group.get("foreach") or not parameter.is_cpu):
+            raise ConfigError(f"the gradient of {slot.name} is sparse", PLACE, "use sparse=False, or a CPU")
+        if self._clip_value is not None:
+            nn.utils.clip_grad_value_([parameter], self._clip_value)
+        with self._lock:
+            if slot.group not in self._options:
+                self._options[slot.group] = _options_of(group)
+            groups = self.optimizer.param_groups
+            self.optimizer.param_groups = [{**group, "params": [parameter]}]
+            try:
+                self._step(self.optimizer)
+            finally:
+                self.optimizer.param_groups = groups
+        slot.version = parameter._version
+        parameter.grad = slot.released
+
+    def _before_step(self, _: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Check that nothing changed since the updates that would have changed them, and prepare the step."""
+        if any(each is not None for each in (*args[1:], *kwargs.values())):
+            raise ConfigError(
+                "a closure runs backward inside of optimizer.step()", PLACE, "call backward before, and step()"
+            )
+        for index, options in self._options.items():
+            changed = [
+                str(new[0])
+                for old, new in zip(options, _options_of(self.optimizer.param_groups[index]), strict=False)
+                if old[0] != new[0] or old[2] != new[2] or not (old[1] is new[1] or old[1] == new[1])
+            ]
+            if changed:
+                raise ConfigError(
+                    f"{join_names(changed)} of group {index} changed between backward and optimizer.step()",
+                    PLACE,
+                    "set it before backward, which updates the parameters",
+                )
+        for slot in self._slots.values():
+            if slot.version is None:
+                continue
+            gradient = slot.parameter.grad
+            if slot.parameter._version != slot.version or not (gradient is None or gradient is slot.released):
+                raise ConfigError(
+                    f"{slot.name} or its gradient changed between backward and optimizer.step()",
+                    PLACE,
+                    "change it before backward, which updates the parameters",
+                )
+            slot.parameter.grad = None
+
+    def _after_step(self, *_: object) -> None:
+        """Begin the next step."""
+        self._options.clear()
+        for slot in self._slots.values():
+            slot.count, slot.version = 0, None
+        self._add_parameters()
+        self._before.remove()  # the last of the hooks before a step: the others may read gradients
+        self._before = self.optimizer.register_step_pre_hook(self._before_step)
+
+
+def _receive(release: weakref.ref[GradientRelease], slot: weakref.ref[_Slot], parameter: Tensor) -> None:  # a hook
+    owner, own = release(), slot()
+    if owner is not None and own is not None:
+        owner.receive(own, parameter)
+
+
+_active: WeakSet[GradientRelease] = WeakSet()
+
+
+def release_of(optimizer: Optimizer) -> GradientRelease | None:
+    """Return the release of an optimizer's gradients; None if they are not released."""
+    return next((each for each in _active if each.optimizer is optimizer), None)
+
+
+def release_gradients(
+    model: nn.Module, optimizer: Optimizer, *, accumulate_steps: int = 1, clip_value: float | None = None
+) -> GradientRelease:
+    """Update each parameter in backward as soon as its gradient is complete, and free the gradient; the same bits.
+
+    The loop stays as it is. `backward` updates the parameters by the optimizer's own step, one at a time.
+    `optimizer.step()` updates what is left, such as parameters with other gradients, and runs the hooks of a step.
+    After backward, reading a gradient raises ConfigError.
+
+    >>> import torch, zoo
+    >>> model = zoo.lean(torch.nn.Linear(4, 2))
+    >>> optimizer = torch.optim.AdamW(model.parameters())
+    >>> release = zoo.release_gradients(model, optimizer)
+    >>> model(torch.ones(1, 4)).sum().backward()
+    >>> optimizer.step()
+    >>> optimizer.zero_grad()
+
+    Set learning rates before backward. A backward pass cannot be undone by skipping `optimizer.step()`. After each
+    step gradients are None, as `zero_grad()` leaves them.
+
+    Args:
+    - `model`: the network. Gradients of its parameters are released.
+    - `optimizer`: an optimizer of torch.optim that updates each parameter by itself: any but LBFGS.
+    - `accumulate_steps`: number of backward passes before each `optimizer.step()`, of which the last one releases.
+      Where the number varies, run all passes but the last within ``release.accumulating()`` instead.
+    - `clip_value`: clips the gradients as `torch.nn.utils.clip_grad_value_` does.
+
+    Returns the `GradientRelease`, whose ``remove()`` ends it.
+
+    Raises TypeError for other arguments. Raises ConfigError for another optimizer or a second release, for parameters
+    in float16 or sharded ones, and if several processes train: DistributedDataParallel keeps all gradients in buckets.
+    """
+    if not isinstance(model, nn.Module) or not isinstance(optimizer, Optimizer):
+        kinds = f"{type(model).__name__} and {type(optimizer).__name__}"
+        raise TypeError(f"release_gradients takes a torch.nn.Module and a torch.optim.Optimizer, not {kinds}")
+    _check_optimizer(optimizer)
+    if accumulate_steps < 1:
+        raise ConfigError(f"accumulate_steps={accumulate_steps} releases nothing", PLACE, "use at least 1")
+    if isinstance(model, DistributedDataParallel):
+        _refuse_processes("the network is wrapped in DistributedDataParallel")
+    _check_processes()
+    own = {parameter: name for name, parameter in model.named_parameters()}
+    trained = [each for group in optimizer.param_groups for each in group["params"]]
+    if not any(each in own for each in trained):
+        raise ConfigError("the optimizer has no parameter of the network", PLACE, "pass the optimizer of this network")
+    for each in trained:
+        if each not in own:
+            continue
+        if each.dtype == torch.float16:
+            raise ConfigError(f"{own[each]} is in float16, which needs a GradScaler", PLACE, "train in bfloat16")
+        if is_wrapper(each.data):
+            what = f"{own[each]} is a {type(each.data).__name__}, such as a shard"
+            raise ConfigError(what, PLACE, "train without release")
+        if any(each in release._slots for release in _active):
+            raise ConfigError(f"the gradient of {own[each]} is released already", PLACE, "call it once")
+    return GradientRelease(model, optimizer, accumulate_steps, clip_value)
+
+
+def _check_optimizer(optimizer: Optimizer) -> None:
+    """Raise ConfigError unless the optimizer updates each parameter by itself, without a graph."""
+    kind = type(optimizer)
+    if not any(kind is getattr(torch.optim, name, None) for name in PER_PARAMETER):
+        raise ConfigError(
+            f"{kind.__name__} is no optimizer of torch.optim that updates each parameter by itself",
+            PLACE,
+            "use one of them, such as SGD or AdamW, or train without release",
+        )
+    if optimizer.defaults.get("differentiable"):
+        raise ConfigError("the optimizer is differentiable", PLACE, "leave out differentiable=True")
+
+
+def _check_group(optimizer: Optimizer, group: dict[str, Any], index: int) -> None:
+    """Raise ConfigError if torch chooses another form of the update for a group than for one of its parameters."""
+    if type(optimizer).__name__ == "Adafactor" and len({each.dtype for each in group["params"]}) > 1:
+        what = f"group {index} of Adafactor has parameters of several dtypes, of which the first sets eps"
+        raise ConfigError(what, PLACE, "give each dtype a group")
+    kinds = {f"{type(each).__name__} on {each.device.type}" for each in group["params"]}
+    if len(kinds) > 1 and group.get("foreach") is None and not group.get("fused"):
+        what = f"group {index} has parameters of several kinds ({join_names(sorted(kinds))})"
+        raise ConfigError(what, PLACE, "set foreach of the optimizer, or give each kind a group")
+
+
+def _check_processes() -> None:
+    if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
+        _refuse_processes(f"{dist.get_world_size()} processes train")
+
+
+def _refuse_processes(what: str) -> None:
+    why = "gradients are complete only after their average, and its buckets keep all of them"
+    raise ConfigError(f"{what}: {why}", PLACE, "train without release, or in one process")
+
+
+def _options_of(group: dict[str, Any]) -> list[tuple[Any, ...]]:
+    """Return name, value and version counter of the options of a group."""
+    return [
+        (key, value, value._version if isinstance(value, Tensor) else None)
+        for key, value in group.items()
+        if key != "params"
+    ]
+
+
+def _flat(value: Any) -> Iterator[Any]:
+    """Yield what nested lists, tuples and dicts hold."""
+    if isinstance(value, (list, tuple)):
+        for each in value:
+            yield from _flat(each)
+    elif isinstance(value, dict):
+        yield from _flat(list(value.values()))
+    else:
+        yield value
