@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import re
 import signal
@@ -10,12 +11,14 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from tests.data.sample_images import make_folder
 from tests.held import held_bytes
 from zoo.cli.lean import split_arguments
 from zoo.errors import ConfigError
@@ -117,6 +120,56 @@ def test_report_tells_saved_bytes() -> None:
     assert plain == pytest.approx(held_bytes(lambda: model(x).sum()) + x.nbytes, rel=0.02)
     assert lean_bytes < 0.7 * plain
     assert f"{lean_bytes / plain:.2f}" in calls.report()
+
+
+def test_report_tells_saved_bytes_of_calls_of_ever_other_shapes() -> None:
+    """Each is recorded, and saves recipes without a plan."""
+    model = blocks()
+    with LeanCalls() as calls:
+        for size in (20, 22, 24):
+            model(torch.randn(8, 3, size, size)).sum().backward()
+    plain, lean_bytes = calls.networks[0].budget.limiter.saved_bytes()
+    x = images()
+    assert lean_bytes == pytest.approx(held_bytes(lambda: lean(copy.deepcopy(model))(x).sum()) + x.nbytes, rel=0.05)
+    assert lean_bytes < 0.8 * plain
+
+
+class Sized(nn.Module):
+    """Calls its part to learn the size of its output, as detectors do for their strides."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = blocks()
+        self.head = nn.Linear(self.body(images()).flatten(1).shape[1], 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.body(x).flatten(1))
+
+
+def test_calls_without_backward_are_not_reported() -> None:
+    with LeanCalls() as calls:
+        model = Sized()
+        assert "no module" in calls.report()
+        for _ in range(2):
+            model(images()).sum().backward()
+    assert "Sequential" not in calls.report()
+    assert "Sized" in calls.report()
+
+
+def test_output_without_graph_is_not_watched() -> None:
+    """A network may return its parameter, an input, or nothing that requires gradients."""
+
+    class Odd(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.ones(2))
+
+        def forward(self, x: Tensor) -> tuple[Any, ...]:
+            return self.weight, x, {"loss": (self.weight * x).sum()}, "text"
+
+    with LeanCalls() as calls:
+        Odd()(torch.ones(2))[2]["loss"].backward()
+    assert [each.is_trained for each in calls.networks] == [True]
 
 
 def test_calls_are_plain_afterwards() -> None:
@@ -274,6 +327,144 @@ def test_missing_script_exits_with_2(folder: Path, capsys: pytest.CaptureFixture
 
     assert main(["lean", str(folder / "trian.py")]) == 2
     assert "trian.py" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["zoo_no_such_module", "zoo_no.such.module", "json"])
+def test_missing_module_exits_with_2(
+    name: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from zoo.cli import main
+
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.setattr(sys, "argv", list(sys.argv))
+    assert main(["lean", "-m", name]) == 2
+    assert name in capsys.readouterr().err
+
+
+def test_commands_of_packages_are_scripts(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    command, binary = folder / "train-net", folder / "train-bin"
+    command.write_text("#!/usr/bin/env python3\n")
+    binary.write_bytes(b"\x7fELF\0")
+    for path in (command, binary):
+        path.chmod(0o755)
+    monkeypatch.setenv("PATH", str(folder), prepend=os.pathsep)
+    assert script._find_script("train-net") == str(command)
+    with pytest.raises(ConfigError, match="train-bin"):
+        script._find_script("train-bin")
+
+
+# Scripts on packages, which print a digest of the weights that they have trained
+
+DIGEST = """
+import numpy, torch
+numpy.random.seed(0)
+torch.manual_seed(0)
+def show(model):
+    print("sum", sum(each.double().sum().item() for each in model.parameters()).hex())
+"""
+OF_TIMM = """
+import timm, timm.optim, timm.loss, timm.data, timm.utils
+model = timm.create_model("resnet18", num_classes=4)
+average = timm.utils.ModelEmaV3(model)
+optimizer = timm.optim.create_optimizer_v2(model, "adamw", lr=1e-3)
+mixup = timm.data.Mixup(mixup_alpha=0.2, num_classes=4)
+criterion = timm.loss.SoftTargetCrossEntropy()
+for step in range(3):
+    images, targets = mixup(torch.randn(4, 3, 64, 64), torch.randint(4, (4,)))
+    criterion(model(images), targets).backward()
+    timm.utils.dispatch_clip_grad(model.parameters(), 1.0)
+    optimizer.step()
+    optimizer.zero_grad()
+    average.update(model, step=step)
+with torch.no_grad():
+    average(images)
+show(model)
+"""
+OF_TRANSFORMERS = """
+from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments
+data = [{"input_ids": (ids := torch.randint(200, (64,))), "labels": ids} for _ in range(16)]
+model = GPT2LMHeadModel(GPT2Config(vocab_size=200, n_embd=64, n_layer=2, n_head=2, n_positions=64))
+args = TrainingArguments("runs", per_device_train_batch_size=4, gradient_accumulation_steps=2, max_steps=3,
+                         use_cpu=True, report_to=[], save_strategy="no", eval_strategy="epoch", disable_tqdm=True)
+Trainer(model=model, args=args, train_dataset=data, eval_dataset=data).train()
+show(model)
+"""
+OF_LIGHTNING = """
+import lightning, torchvision
+from torch.utils.data import DataLoader, TensorDataset
+class Net(lightning.LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.network = torchvision.models.resnet18(num_classes=4)
+    def training_step(self, batch, _):
+        return torch.nn.functional.cross_entropy(self.network(batch[0]), batch[1])
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), 0.1)
+data = TensorDataset(torch.randn(12, 3, 64, 64), torch.randint(4, (12,)))
+trainer = lightning.Trainer(max_epochs=1, accelerator="cpu", logger=False, enable_checkpointing=False,
+                            enable_progress_bar=False)
+model = Net()
+trainer.fit(model, DataLoader(data, batch_size=4))
+show(model)
+"""
+OF_ACCELERATE = """
+import torchvision
+from accelerate import Accelerator
+accelerator = Accelerator(gradient_accumulation_steps=2, mixed_precision="bf16", cpu=True)
+model = torchvision.models.resnet18(num_classes=4)
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+data = torch.utils.data.TensorDataset(torch.randn(16, 3, 64, 64), torch.randint(4, (16,)))
+model, optimizer, loader = accelerator.prepare(model, optimizer, torch.utils.data.DataLoader(data, batch_size=4))
+for images, targets in loader:
+    with accelerator.accumulate(model):
+        accelerator.backward(torch.nn.functional.cross_entropy(model(images), targets))
+        optimizer.step()
+        optimizer.zero_grad()
+show(model)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("package", "code", "network"),
+    [
+        ("timm", OF_TIMM, "ResNet"),
+        ("transformers", OF_TRANSFORMERS, "GPT2LMHeadModel"),
+        ("lightning", OF_LIGHTNING, "ResNet"),
+        ("accelerate", OF_ACCELERATE, "ResNet"),
+    ],
+)
+def test_scripts_on_packages_train_the_same_weights(tmp_path: Path, package: str, code: str, network: str) -> None:
+    pytest.importorskip(package)
+    (tmp_path / "train.py").write_text(DIGEST + code)
+    plain, found = run(tmp_path, "train.py", lean=False), run(tmp_path, "train.py")
+    sums = [re.findall("^sum .*", each.stdout, re.MULTILINE) for each in (plain, found)]
+    assert (plain.returncode, found.returncode) == (0, 0), found.stderr
+    assert sums[0] == sums[1]
+    assert len(sums[0]) == 1
+    (row,) = re.findall(rf"^\| {network},.*\| +(0\.\d+) \|$", found.stderr, re.MULTILINE)
+    assert float(row) < 0.7
+
+
+@pytest.mark.slow
+def test_command_of_ultralytics_trains_lean(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its constructors call parts of the network to learn strides; its batches have names and ever other targets."""
+    pytest.importorskip("ultralytics")
+    monkeypatch.setenv("YOLO_CONFIG_DIR", str(tmp_path))
+    monkeypatch.setenv("YOLO_OFFLINE", "true")
+    for split in ("train", "val"):
+        make_folder(tmp_path / "images" / split, {"a": 4})
+        labels = tmp_path / "labels" / split / "a"
+        labels.mkdir(parents=True)
+        for path in (tmp_path / "images" / split / "a").iterdir():
+            (labels / f"{path.stem}.txt").write_text("0 0.5 0.5 0.4 0.4\n")
+    (tmp_path / "data.yaml").write_text(f"path: {tmp_path}\ntrain: images/train\nval: images/val\nnames: [a]\n")
+    words = "detect train model=yolov8n.yaml data=data.yaml epochs=2 imgsz=64 batch=2 workers=0 device=cpu plots=False"
+    found = run(tmp_path, str(Path(sys.executable).parent / "yolo"), *words.split(), "amp=False", "project=runs")
+    assert found.returncode == 0, found.stderr
+    ((name, share),) = re.findall(r"^\| (\w+),.*\| +(\d\.\d+) \|$", found.stderr, re.MULTILINE)
+    assert name == "DetectionModel"
+    assert float(share) < 0.7
 
 
 @pytest.mark.dist

@@ -170,7 +170,7 @@ class Kind:
     - `num_in_flight`: how many passes at most wait for their backward, this one included.
     - `measured`: positions in the front of the plans whose steps were measured.
     - `peaks`: of a step with each plan of the front.
-    - `saved_bytes`: the bytes that the last pass saves in plain training, and with its plan.
+    - `saved_bytes`: the bytes that the last pass saves in plain training, and that it saved.
     """
 
     planner: Planner | None = None
@@ -273,12 +273,12 @@ class Limiter:
         return None if key not in self._kinds else self._kinds[key].planner
 
     def saved_bytes(self) -> tuple[int, int]:
-        """Return the bytes that a pass saves at most, in plain training and with the plan that it followed last."""
+        """Return the bytes that the largest pass saves in plain training, and that it saved at last."""
         with self._lock:
             return max((kind.saved_bytes for kind in self._kinds.values()), default=(0, 0))
 
-    def end(self, key: Hashable, observer: Observer | None, is_whole: bool) -> None:
-        """Note the end of a forward pass; one that ended with an exception tells nothing."""
+    def end(self, key: Hashable, observer: Observer | None, is_whole: bool, kept_bytes: int) -> None:
+        """Note the end of a forward pass that saved so many bytes; one that ended with an exception tells nothing."""
         is_as_recorded = observer.end() if isinstance(observer, Follower) else True
         if not is_whole and observer is not None:
             self._in_flight.discard(observer)  # although its traceback may keep it alive
@@ -290,8 +290,8 @@ class Limiter:
                 kind.planner = planner_of(observer.graph)
             if kind.planner is not None:
                 plain_bytes = kind.planner.plain_bytes
-                plan_bytes = observer.plan.saved_bytes if isinstance(observer, Follower) else plain_bytes
-                kind.saved_bytes = plain_bytes, plan_bytes
+                saved_bytes = observer.plan.saved_bytes if isinstance(observer, Follower) else kept_bytes
+                kind.saved_bytes = plain_bytes, min(plain_bytes, saved_bytes)
             if is_as_recorded:
                 kind.num_followed += isinstance(observer, Follower)
             else:

@@ -148,7 +148,7 @@ class Rematerializer(EagerDispatchMode):
         if isinstance(observer, GraphRecorder):
             observer.graph.has_frozen = ended.frozen.is_seen
             observer.graph.smallest_bytes = ended.tracker.smallest_bytes
-        self._limiter.end(self._signature, observer, is_whole)
+        self._limiter.end(self._signature, observer, is_whole, ended.kept.bytes)
         del self._hooks, self._pass  # they refer to self
 
     @never_compile

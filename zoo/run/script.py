@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import builtins
 import os
+import re
 import runpy
+import shutil
 import signal
 import statistics
 import sys
@@ -15,6 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -45,12 +48,23 @@ class Network:
     - `budget`: its own; a limit in bytes holds for the process.
     - `num_calls`: its calls with gradients.
     - `why_plain`: why its last call ran plainly; "" if it ran lean.
+    - `is_trained`: whether backward has reached one of its calls. Constructors may call parts to learn their sizes.
     """
 
     title: str
     budget: Budget
     num_calls: int = 0
     why_plain: str = ""
+    is_trained: bool = False
+
+    def watch(self, output: Any) -> None:
+        """Note whether backward reaches the output of a call."""
+        nodes = [] if self.is_trained else [each.grad_fn for each in tensors_of(output) if each.grad_fn is not None]
+        for node in nodes:
+            node.register_prehook(self._note_backward)
+
+    def _note_backward(self, _: Any) -> None:
+        self.is_trained = True
 
 
 class Steps:
@@ -128,20 +142,25 @@ class LeanCalls:
         """Run an outermost call."""
         if isinstance(module, WRAPPERS) or next(module.parameters(), None) is None:
             return self._call(module, *args, **kwargs)
+        network = self._network(module, args, kwargs)
         self._of_thread.is_inside = True
         try:
-            with self._context(module, args, kwargs):
-                return self._call(module, *args, **kwargs)
+            with self._context(network, module, args, kwargs):
+                output = self._call(module, *args, **kwargs)
         finally:
             self._of_thread.is_inside = False
+        if network is not None:
+            network.watch(output)
+        return output
 
-    def _context(self, module: nn.Module, args: Any, kwargs: Any) -> AbstractContextManager[Any]:
+    def _network(self, module: nn.Module, args: Any, kwargs: Any) -> Network | None:
+        """Return what is known of a module, and count its call; None if the call needs no gradients."""
         trains = torch.is_grad_enabled() and (
             any(each.requires_grad for each in module.parameters())
             or any(each.requires_grad for each in tensors_of((args, kwargs)))
         )
         if not trains or is_lean(module):
-            return nullcontext()
+            return None
         known = self._networks.get(module)
         if known is None:
             count = sum(each.numel() for each in module.parameters())
@@ -150,22 +169,26 @@ class LeanCalls:
             self.networks.append(known)
         known.num_calls += 1
         known.why_plain = why_plain(module)
-        if self._is_plain_step or known.why_plain:
+        return known
+
+    def _context(self, known: Network | None, module: nn.Module, args: Any, kwargs: Any) -> AbstractContextManager[Any]:
+        if known is None or self._is_plain_step or known.why_plain:
             return nullcontext()
         return context_of_call(module, known.budget, args, kwargs)
 
     def report(self) -> str:
         """Return a table with a row for each network, and a line about each that ran plainly."""
         lines = []
-        lean = [each for each in self.networks if not each.why_plain]
+        networks = [each for each in self.networks if each.is_trained]
+        lean = [each for each in networks if not each.why_plain]
         if lean:
             headers = ["network", "calls", "saved, plain", "saved, lean", "lean / plain"]
             lines += [markdown_table(headers, [self._row(each) for each in lean])]
-        for each in self.networks:
+        for each in networks:
             if each.why_plain:
                 lines.append(f"{each.title}: ran as it is, because {each.why_plain}")
-        if not self.networks:
-            lines.append("no module with parameters was called with gradients")
+        if not networks:
+            lines.append("no module with parameters was called with gradients that a backward computed")
         elif lean:
             lines += [
                 *filter(None, [str(self._steps)]),
@@ -194,13 +217,16 @@ def run_script(target: str, is_module: bool, arguments: Sequence[str], calls: Le
     """Run a script or a module as ``python`` would, with lean networks, and return its exit code.
 
     Prints the report of the calls on stderr at the end, also after an exception or an interrupt, which ends the process
-    as it would without zoo. Raises ConfigError if there is no such script or module.
+    as it would without zoo. A script may also be a command of a package, written in Python, such as yolo. Raises
+    ConfigError if there is no such script or module.
     """
-    if not is_module and not os.path.exists(target):
-        raise ConfigError("there is no such file", target, "give the path of a script, or -m and the name of a module")
+    if not is_module:
+        target = _find_script(target)
     sys.argv = [target, *arguments]
     if not sys.flags.safe_path:
         sys.path[0] = os.getcwd() if is_module else str(Path(target).resolve().parent)
+    if is_module and not _is_module(target):
+        raise ConfigError("no module of this name can be run", target, "see python -m with the same name")
     run = partial(_run_module if is_module else _run_file, target)
     with calls, _spawned_processes_too(calls):
         try:
@@ -213,6 +239,32 @@ def run_script(target: str, is_module: bool, arguments: Sequence[str], calls: Le
             return _end_by(error)
     _print_report(calls)
     return 0
+
+
+def _find_script(target: str) -> str:
+    """Return the path of a script: the file, or a command of this name on the path that Python runs."""
+    if os.path.exists(target):
+        return target
+    found = shutil.which(target)
+    if found is not None:
+        with open(found, "rb") as file:
+            if re.match(rb"#!.*python", file.readline()):
+                return found
+    raise ConfigError(
+        "there is no such file, nor a command that is written in Python",
+        target,
+        "give the path of a script, or -m and the name of a module",
+    )
+
+
+def _is_module(target: str) -> bool:
+    """Return whether ``python -m`` can run a module, or a package with a ``__main__``."""
+    try:
+        spec = find_spec(target)
+        is_package = spec is not None and spec.submodule_search_locations is not None
+        return spec is not None and (not is_package or find_spec(f"{target}.__main__") is not None)
+    except ModuleNotFoundError:  # of a parent package
+        return False
 
 
 def _run_file(target: str) -> None:
@@ -246,7 +298,7 @@ def _end_by(error: BaseException) -> int:
 
 
 def _print_report(calls: LeanCalls) -> None:
-    is_elsewhere = calls.has_spawned and not calls.networks
+    is_elsewhere = calls.has_spawned and not any(each.is_trained for each in calls.networks)
     if os.environ.get("RANK", "0") == "0" and not is_elsewhere:
         print(f"\nzoo lean:\n{calls.report()}", file=sys.stderr, flush=True)
 
