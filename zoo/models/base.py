@@ -19,23 +19,23 @@ from zoo.ops.context import is_fx_proxy
 from zoo.remat.lean import lean
 
 Entry = TypeVar("Entry")
-BEFORE_POOL = "stem"  # in out_indices: the input of the stem's pool
-WITH_PREVIOUS = (99999,)  # timm's suffix for parameters that join the group before them
-# Expressions for the part of a stage that a parameter belongs to, after the stage's name, and their suffixes.
+BEFORE_POOL = "stem"  # selects the input of the stem's pool in out_indices
+WITH_PREVIOUS = (99999,)  # timm's suffix for parameters that join the previous group
+# Patterns of parameter names after the name of the stage, and the suffixes of their groups.
 STAGE_PARTS = (
-    (r"(\d+)\.norm\.", WITH_PREVIOUS),  # an invertible norm joins the convolution before it
-    (r"(\d+)\.(\d+)\.[a-z]", None),  # a link of a chain that is one of the layers of a level
+    (r"(\d+)\.norm\.", WITH_PREVIOUS),  # an invertible norm joins the previous convolution
+    (r"(\d+)\.(\d+)\.[a-z]", None),  # a layer of a level, which is a link of a chain
     (r"(?:block|chain\.|convs[13]\.)?(\d+)\.[a-z]\w*\.", None),  # a block, dense layer, link or invertible layer
 )
 
 
 def dilation_per_module(dilation: int | Sequence[Entry]) -> Sequence[int | Entry]:
-    """Return the dilations of mod2 to mod5; ``dilation`` is that list, or one number for all of them."""
+    """Return the dilations of mod2 to mod5. ``dilation`` is this list, or one number for all modules."""
     return [dilation] * 4 if isinstance(dilation, int) else dilation
 
 
 def check_sides(x: Tensor, multiple: int) -> None:
-    """Raise ConfigError unless height and width of images are multiples of a number of pixels."""
+    """Raise ConfigError unless height and width of the images x are multiples of ``multiple``."""
     if not is_fx_proxy(x) and (x.shape[2] % multiple or x.shape[3] % multiple):
         raise ConfigError(
             f"images of {x.shape[2]} x {x.shape[3]} pixels: this network needs multiples of {multiple}",
@@ -67,9 +67,9 @@ class Network(nn.Module):
     """Base class of all networks: stages in order, an optional last norm ``bn_out``, and ``classifier``.
 
     A subclass registers its modules in the order of the published state dict and calls `_add_stage` for each stage. It
-    may give ``bn_out``, ``classifier`` and its linear layer ``fc`` the names of that state dict.
-    Convolutions and the classifier are uninitialized until `zoo.layers.init_weights` is called, as `zoo.get` does.
-    All subclasses have these arguments in addition to their own:
+    may rename ``bn_out``, ``classifier`` and the linear layer ``fc`` to the names in that state dict. Convolutions and
+    the classifier are uninitialized until `zoo.layers.init_weights` is called; `zoo.get` calls it. All subclasses have
+    these arguments in addition to their own:
 
     Args:
     - `norm`: function channels -> norm with its activation.
@@ -78,15 +78,15 @@ class Network(nn.Module):
     """
 
     pretrained_cfg: dict[str, Any]
-    built_as: Any = None  # the `zoo.config.network.Spec` of the network, None if unknown
+    built_as: Any = None  # the network's `zoo.config.network.Spec`; None if unknown
     classifier_name = "classifier"  # the module that computes logits from features; its keys in weights files
-    linear_name = "classifier.fc"  # the layer in it whose outputs are the logits
-    norm_name = "bn_out"  # the norm after the last stage, which a network may lack
-    poolings: tuple[str, ...] = ("avg", "")  # timm's names of what may come before the classifier, "" for nothing
-    recomputed: tuple[str, ...] = ()  # modules of stages that are checkpointed: saved by their input
+    linear_name = "classifier.fc"  # its layer whose outputs are the logits
+    norm_name = "bn_out"  # the norm after the last stage, if there is one
+    poolings: tuple[str, ...] = ("avg", "")  # poolings that the classifier supports, by timm's names; "" for none
+    recomputed: tuple[str, ...] = ()  # checkpointed modules of stages: only their inputs are saved
     bn_out: nn.Module
     classifier: nn.Sequential
-    global_pool: nn.Module  # only without classifier
+    global_pool: nn.Module  # exists only without classifier
 
     def __init__(self, features_only: bool = False) -> None:
         super().__init__()
@@ -98,7 +98,7 @@ class Network(nn.Module):
         self._feature_info: list[dict[str, Any]] = []
 
     def _add_stage(self, *modules: str, channels: int, reduction: int) -> None:
-        """Add the named modules as the next stage, whose output has ``channels`` channels and stride ``reduction``."""
+        """Add modules as the next stage. Its output has ``channels`` channels and stride ``reduction``."""
         self._stages.append(modules)
         self._feature_info.append({"num_chs": channels, "reduction": reduction, "module": modules[-1]})
 
@@ -156,13 +156,13 @@ class Network(nn.Module):
         output_fmt: str = "NCHW",
         intermediates_only: bool = False,
     ) -> list[Tensor] | tuple[Tensor, list[Tensor]]:
-        """Return the last feature map, as `forward_features` does, and a list of the stages' outputs, as in timm.
+        """Return the last feature map (`forward_features`) and a list of the stages' outputs, as in timm.
 
         Args:
         - `indices`: the stages: all (None), the last n (an int), or those at these indices, as in `select_features`.
           They are returned in the order of the network.
-        - `norm`: apply the last norm to the output of the last stage in the list, too.
-        - `stop_early`: do not run stages after the last selected one. The feature map is then its output.
+        - `norm`: also apply the last norm to the output of the last stage in the list.
+        - `stop_early`: do not run stages after the last selected stage. The feature map is then its output.
         - `output_fmt`: only "NCHW".
         - `intermediates_only`: return only the list.
 
@@ -222,24 +222,24 @@ class Network(nn.Module):
 
     @classmethod
     def build(cls, norm: NormFactory | None, num_classes: int, **arguments: Any) -> Network:
-        """Return a network of this family; ``arguments`` are structure and options of an architecture."""
-        family: Any = cls  # each has its own arguments
+        """Build a network of this family. ``arguments`` are structure and options of an architecture."""
+        family: Any = cls  # untyped, since each family has its own arguments
         network: Network = family(norm, num_classes, **arguments)
         return network
 
     @classmethod
     def rename_keys(cls, state_dict: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-        """Return a state dict of this family, from any of its authors' files, with the keys of this class."""
+        """Rename the keys of a state dict from any file of the family's authors to the keys of this class."""
         return state_dict
 
     def initialize(self, spec: Spec) -> None:
-        """Initialize all parameters as ``spec`` says, or as the authors do if the family has its own layers."""
+        """Initialize all parameters as ``spec`` specifies, or as the authors do if the family fixes its layers."""
         assert isinstance(spec, NetworkSpec), "a family with its own layers initializes them itself"
         gain, slope = spec.weight_gain_multiplier, spec.activation_param
         init_weights(self, spec.weight_init, gain, spec.activation, slope)
 
     def set_grad_checkpointing(self, enable: bool = True) -> None:
-        """Apply `zoo.lean` to the network, which about halves its activation memory; ``enable=False`` removes it."""
+        """Apply `zoo.lean`, which about halves the activation memory of the network; ``enable=False`` removes it."""
         lean(self, enabled=enable)
 
     def set_input_channels(self, in_chans: int) -> None:
@@ -283,15 +283,15 @@ class Network(nn.Module):
             raise ConfigError(f"out_indices must be one or more different features, finest first; got {out_indices!r}")
         self._selected = selected
         for unused in self._unused_for(selected):
-            unused.requires_grad_(False)  # otherwise DDP waits for the gradients
+            unused.requires_grad_(False)  # otherwise DDP would wait for their gradients
 
     def _unused_for(self, selected: Sequence[int]) -> Iterable[nn.Module | nn.Parameter]:
-        """Return the modules and parameters on which none of the selected outputs depends."""
+        """Return the modules and parameters that no selected output depends on."""
         later = self._stages[max(selected[-1], 0) + 1 :]
         return [self.get_submodule(module) for stage in later for module in stage]
 
     def _stage_index(self, index: int | str, argument: str) -> int:
-        """Return the index of a stage from 0, or -1 for the input of the stem's pool; raise ConfigError for others."""
+        """Convert the index of a stage to a non-negative one, or "stem" to -1. Raises ConfigError if out of range."""
         count = len(self._stages)
         if index == BEFORE_POOL and self._has_stem_pool():
             return -1
@@ -312,8 +312,8 @@ class Network(nn.Module):
     def reset_classifier(self, num_classes: int, global_pool: str | None = None) -> None:
         """Replace the classifier by a newly initialized one for ``num_classes`` classes; 0 removes it.
 
-        Without classifier, `forward` returns pooled features (N, num_features), or with ``global_pool`` "" the last
-        feature map, as `forward_features` does, also after further calls without ``global_pool``. Raises ConfigError
+        Without classifier, `forward` returns pooled features (N, num_features). With ``global_pool`` "" it returns the
+        last feature map, like `forward_features`, also after further calls without ``global_pool``. Raises ConfigError
         for a pooling that the network does not have, and for a classifier of unpooled features.
         """
         if self.features_only:
@@ -338,10 +338,10 @@ class Network(nn.Module):
             init_weights(classifier.to(like.device, like.dtype))
 
     def group_matcher(self, coarse: bool = False) -> dict[str, list[tuple[str, tuple[int] | None]]]:
-        """Return expressions for the names of the parameters of each layer, from stem to head, in timm's form.
+        """Return patterns for the parameter names of each layer, from stem to head, in timm's format.
 
-        A layer is a stage with ``coarse``, otherwise a block. ``bn_out`` belongs to the last one. The classifier, which
-        nothing matches, comes after it.
+        A layer is a stage with ``coarse``, otherwise a block. ``bn_out`` belongs to the last layer. The classifier
+        matches no pattern and forms the last group.
         """
         groups = {}
         for stage in self._stages:
@@ -351,7 +351,7 @@ class Network(nn.Module):
         return groups
 
     def _run_stages(self, x: Tensor, selected: Sequence[int], last: int) -> tuple[Tensor, list[Tensor]]:
-        """Return the output of the stage ``last``, and those that are ``selected``; -1 is the input of the pool."""
+        """Return the output of the stage ``last`` and the ``selected`` outputs; -1 is the input of the stem's pool."""
         outputs = []
         for index, stage in enumerate(self._stages[: last + 1]):
             if index == 0 and -1 in selected:

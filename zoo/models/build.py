@@ -26,13 +26,13 @@ def build_network(
     features_only: bool = False,
     structure: Sequence[int] | None = None,
 ) -> Network:
-    """Return the network of a spec with uninitialized convolutions and classifier (`initialize` sets them).
+    """Build the network of a spec with uninitialized convolutions and classifier; `initialize` initializes them.
 
     Args:
-    - `norm`: function channels -> norm with its activation, which replaces the norm of the spec; only for networks
-      whose norms a spec chooses.
+    - `norm`: function channels -> norm with its activation. Replaces the norm of the spec; only for networks whose
+      norms a spec chooses.
     - `features_only`: omit the classifier; forward returns the list of the stages' outputs.
-    - `structure`: blocks per stage, which replace the blocks of the architecture; as many numbers.
+    - `structure`: numbers of blocks per stage. Replaces the architecture's numbers and has the same length.
 
     Raises ConfigError for an unknown architecture, and for options that are invalid in combination.
     """
@@ -61,9 +61,9 @@ def build_network(
 
 
 def build_model(spec: Spec) -> nn.Module:
-    """Return the network of a spec, uninitialized, or initialized by its package if external.
+    """Build the network of a spec: uninitialized, or if external, initialized by its package.
 
-    Raises ConfigError, with the key of the ``network`` section, as `build_network` and `build_external` do.
+    Raises the errors of `build_network` and `build_external`, with the key of the ``network`` section.
     """
     try:
         if isinstance(spec, ExternalSpec):
@@ -74,10 +74,10 @@ def build_model(spec: Spec) -> nn.Module:
 
 
 def build_on_meta(spec: Spec) -> nn.Module:
-    """Return the network of a spec on the meta device, without pretrained weights.
+    """Build the network of a spec on the meta device, without pretrained weights.
 
-    Nothing is allocated, except for external networks whose builders compute with values. Raises ConfigError as
-    `build_model` does.
+    Allocates no memory, except for external networks whose builders compute with values. Raises ConfigError like
+    `build_model`.
     """
     spec = spec.without_pretrained()
     try:
@@ -90,15 +90,15 @@ def build_on_meta(spec: Spec) -> nn.Module:
 
 
 def initialize(model: Network, spec: Spec) -> None:
-    """Initialize the weights of a network of this package as specified; does nothing on the meta device."""
+    """Initialize the weights of a network of this package as ``spec`` specifies. Does nothing on the meta device."""
     if not next(model.parameters()).is_meta:
         model.initialize(spec)
 
 
 def norm_kind(norm: NormFactory) -> str:
-    """Return "inplace" or "standard", the kind of norm that a function channels -> norm builds.
+    """Return the kind of norm, "inplace" or "standard", that a function channels -> norm builds.
 
-    Raises ConfigError for a norm without activation, because networks apply no other activation after norms.
+    Raises ConfigError for a norm without activation, because networks do not apply activations after norms.
     """
     layer = norm(64)
     if not isinstance(layer, nn.Module):
@@ -114,7 +114,7 @@ def norm_kind(norm: NormFactory) -> str:
 
 
 def depth_of(arch: Architecture, options: Mapping[str, Any]) -> int:
-    """Return the number of blocks or layers set by options, each of which has weights; 0 if no option sets it."""
+    """Return the number of blocks or layers with weights that the options set; 0 if no option sets it."""
     options = {**arch.options().model_dump(), **options}
     return int(sum(options.get("blocks", options.get("layers", ()))) * options.get("units", 1))
 

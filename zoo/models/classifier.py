@@ -6,14 +6,14 @@ from typing import Any
 
 from torch import nn
 
-CLASSIFIER_NAMES = ("fc", "classifier", "heads", "head")  # torchvision's
+CLASSIFIER_NAMES = ("fc", "classifier", "heads", "head")  # names in torchvision
 
 
 def classifier_parameters(model: nn.Module) -> list[nn.Parameter]:
     """Return the parameters of the layer that computes logits; empty if the network has none, or none is known.
 
-    The method ``get_classifier`` answers, as networks of this package and of timm have it. It returns a module, or a
-    tuple of modules. Otherwise it is the last linear or convolutional layer of the submodule with a name in
+    Networks of this package and of timm have a method ``get_classifier``, which returns a module or a tuple of modules.
+    For other networks, the classifier is the last linear or convolutional layer of the submodule with a name in
     `CLASSIFIER_NAMES`.
     """
     get_classifier: Any = getattr(model, "get_classifier", None)

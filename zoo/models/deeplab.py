@@ -20,7 +20,7 @@ from zoo.models.base import Network
 from zoo.models.family import build_architecture, head
 from zoo.models.segmentation import HEAD_CHANNELS, SegmentationNetwork
 
-# Output stride of the body -> dilations of the head: the same distances in the image.
+# Output stride of the body -> dilations of the head. Distances in the image are the same for both.
 HEAD_DILATIONS = {8: (12, 24, 36), 16: (6, 12, 18)}
 PoolingSide = Annotated[int, Field(gt=0, le=MAX_SIDE)]
 
@@ -29,11 +29,9 @@ class DeepLabOptions(Section):
     """Options of DeepLabV3."""
 
     output_stride: Literal[8, 16] = 8
-    """Ratio of the resolutions of the image and of the feature map that the head reads, which sets the dilation of the
-    body."""
+    """Ratio of the image's resolution to that of the feature map that the head reads; sets the dilation of the body."""
     head_dilations: Annotated[list[Dilation], Field(min_length=3, max_length=3)] | None = None
-    """Dilations of the head's three 3x3 convolutions; null: 12, 24, 36 with output_stride 8, and half of these with
-    16."""
+    """Dilations of the head's three 3x3 convolutions; null: 12, 24, 36 for output_stride 8, half of these for 16."""
     pooling_size: (
         Annotated[
             PoolingSide | Annotated[list[PoolingSide], Field(min_length=2, max_length=2)],
@@ -60,7 +58,7 @@ def on_body(body: Architecture) -> Architecture | None:
         {"body": body.name},
         DeepLabStemOptions if "input_3x3" in body.options.model_fields else DeepLabOptions,
         body.memory,
-        dilations={},  # the option output_stride dilates the body
+        dilations={},  # dilated by the option output_stride
         task="segmentation",
         ignores_input_3x3=body.ignores_input_3x3,
     )
@@ -68,7 +66,7 @@ def on_body(body: Architecture) -> Architecture | None:
 
 @head("deeplab", on_body)
 class DeepLab(SegmentationNetwork):
-    """A segmentation network whose head reads the last map of its body, at 1/8 or 1/16 of the image size.
+    """DeepLabV3: its head reads the last map of a body, at 1/8 or 1/16 of the image size.
 
     Args:
     - `norm`: function channels -> norm with its activation, for the head.
@@ -107,7 +105,7 @@ class DeepLab(SegmentationNetwork):
         pooling_size: int | Sequence[int] | None,
         **of_body: Any,
     ) -> DeepLab:
-        """Return DeepLabV3 on the architecture ``body``, with the options ``of_body``, dilated for ``output_stride``.
+        """Build DeepLabV3 on the architecture ``body`` with the options ``of_body``, dilated for ``output_stride``.
 
         Raises ConfigError for ``features_only``.
         """

@@ -27,7 +27,7 @@ class DenseNetOptions(StemOptions):
     """Options of a DenseNet."""
 
     dilation: ModuleDilation = 1
-    """Dilations of mod2 to mod5, which replace the pools before these modules: a number for all
+    """Dilations of mod2 to mod5. They replace the pools before these modules: a number for all
     modules, or one per module ([1, 1, 2, 4]: output stride 8); set by output_stride."""
 
 
@@ -44,7 +44,7 @@ class DenseNetOptions(StemOptions):
     dilations=DILATIONS,
 )
 class DenseNet(Network):
-    """Stem ``mod1``, dense modules ``mod2`` to ``mod5`` with transitions ``tra2`` to ``tra4`` between, ``bn_out``.
+    """Stem ``mod1``, dense modules ``mod2`` to ``mod5`` with transitions ``tra2`` to ``tra4``, last norm ``bn_out``.
 
     Args:
     - `structure`: the number of layers of each of the four modules.
@@ -91,8 +91,8 @@ class DenseNet(Network):
     def forward_features(self, x: Tensor) -> Tensor:
         """Return the last feature map (N, num_features, H, W), normalized and activated.
 
-        The maps of a module are concatenated by the next layer, so they are saved only once. A module that is
-        changed concatenates them itself, because hooks and replaced functions expect its output.
+        The next layer concatenates the maps of a module, so that they are saved only once. A changed module
+        concatenates them itself, because hooks and replaced functions expect its output.
         """
         if self.memory == "plain":
             return super().forward_features(x)
@@ -122,7 +122,7 @@ class _Transition(NormConv):
     """Norm and 1x1 convolution of the concatenated inputs, then, with ``pool``, 2x2 mean pooling."""
 
     def __init__(self, in_channels: int, out_channels: int, norm: NormFactory, pool: bool, memory: str) -> None:
-        bn = out_of_place(norm(in_channels))  # its input may be a returned feature
+        bn = out_of_place(norm(in_channels))  # forward may return its input as a feature
         super().__init__(bn, conv2d(in_channels, out_channels, 1), recompute=memory == "auto")
         self.pool, self.memory = pool, memory
 

@@ -42,7 +42,7 @@ def list_networks(pattern: str) -> list[str]:
     names = _names(package)
     matching = [f"{package}:{name}" for name in names if fnmatch.fnmatchcase(name, own_pattern)]
     if not matching and package == "timm" and own_pattern in import_module("timm").list_pretrained():
-        return [pattern]  # a network with the tag of its weights
+        return [pattern]  # a name with the tag of timm's weights
     if not matching:
         listing = "timm.list_models()" if package == "timm" else "torchvision.models.list_models()"
         hint = nearest(own_pattern, names, f"{listing} returns all")
@@ -51,10 +51,10 @@ def list_networks(pattern: str) -> list[str]:
 
 
 def similar_names(name: str) -> list[str]:
-    """Return the networks of other packages that ``name`` may stand for, as "PACKAGE:NAME".
+    """Return the networks of other packages that ``name`` may mean, as "PACKAGE:NAME".
 
-    These are the networks of this name, without regard to underscores, then per package at most three whose names begin
-    with it. A package that is not installed has none.
+    First come the networks with this name, ignoring underscores, then at most three per package whose names begin with
+    it. Packages that are not installed are skipped.
     """
     same: list[str] = []
     longer: list[str] = []
@@ -68,15 +68,16 @@ def similar_names(name: str) -> list[str]:
 
 
 def squeezed(name: str) -> str:
-    """Return a name in lower case without underscores and hyphens, which packages set differently."""
+    """Return a name in lower case and without underscores and hyphens, because packages place them differently."""
     return name.lower().replace("_", "").replace("-", "")
 
 
 def smallest_of_each_family(names: Sequence[str]) -> list[str]:
     """Return the network with the fewest parameters of each family.
 
-    A family are the names with the same first word, which ends at a digit or an underscore. Parameters are counted on
-    the meta device; the first network wins a tie. One that cannot be built there is returned only if it has no sibling.
+    Names with the same first word, up to a digit or an underscore, form a family. Parameters are counted on the meta
+    device; the first network wins a tie. A network that cannot be built there is returned only if its family has no
+    other.
     """
     families: dict[str, list[str]] = {}
     for name in dict.fromkeys(names):
@@ -89,13 +90,13 @@ def smallest_of_each_family(names: Sequence[str]) -> list[str]:
 def build_external(
     name: str, *, num_classes: int | None = None, pretrained: bool = False, memory: str = "auto", **options: Any
 ) -> nn.Module:
-    """Return a network of another package, initialized by that package.
+    """Build a network of another package; the package initializes it.
 
     Args:
     - `name`: "PACKAGE:NAME".
     - `num_classes`: number of classes; default: the package's. 0: no classifier (timm only).
-    - `pretrained`: load the package's weights, which it downloads itself. A classifier for another number of classes is
-      newly initialized.
+    - `pretrained`: let the package download and load its weights. A classifier for another number of classes is newly
+      initialized.
     - `memory`: "lean" applies `zoo.lean`; "auto" and "plain" leave the network unchanged.
     - `**options`: further arguments of the package's builder.
 
@@ -123,7 +124,7 @@ def build_external(
                 options["weights_backbone"] = None
             model = models.get_model(own_name, weights=None, **options)
             if pretrained:
-                # torchvision loads weights only for their own number of classes.
+                # torchvision loads weights only into a classifier with their number of classes.
                 of_weights = {key: value for key, value in options.items() if key != "num_classes"}
                 model = _with_classifier_of(models.get_model(own_name, weights="DEFAULT", **of_weights), model)
     except (TypeError, ValueError, AssertionError, RuntimeError, OSError) as error:
@@ -133,7 +134,7 @@ def build_external(
 
 
 def _with_classifier_of(model: nn.Module, other: nn.Module) -> nn.Module:
-    """Return ``model`` with the layers of ``other`` whose parameters have different shapes: the classifier."""
+    """Replace the layers of ``model`` whose shapes differ from ``other`` (the classifier) by the other's layers."""
     for name, layer in list(model.named_modules()):
         shapes = [parameter.shape for parameter in layer.parameters(recurse=False)]
         if shapes and shapes != [each.shape for each in other.get_submodule(name).parameters(recurse=False)]:
@@ -144,7 +145,7 @@ def _with_classifier_of(model: nn.Module, other: nn.Module) -> nn.Module:
 def image_shape(name: str, size: int) -> tuple[int, int, int]:
     """Return the channels, height and width of images for a network, preferably of ``size`` x ``size`` pixels.
 
-    A network with a fixed input size gets that size, and one with a larger minimum size gets the minimum.
+    For a network with a fixed input size returns that size; for a network with a larger minimum, the minimum.
     """
     (full_name,) = list_networks(name)
     package, _, own_name = full_name.partition(":")
@@ -164,10 +165,11 @@ def image_shape(name: str, size: int) -> tuple[int, int, int]:
 def own_preprocessing(name: str, sha256: str | None = None) -> Preprocessing:
     """Return the preprocessing that belongs to the weights of a classification network of another package.
 
-    timm describes it in ``pretrained_cfg``, with the size of its own tests. A tag in the name selects the weights:
-    "timm:resnet50.a1_in1k"; without one they are timm's default. torchvision describes it in ``weights.transforms()``.
-    The weights are those whose file has the digest ``sha256``, otherwise torchvision's default. A network without a
-    description gets the default preprocessing. Raises ConfigError for a description that zoo does not support.
+    timm describes it in ``pretrained_cfg``, with its test size. A tag in the name selects the weights, as in
+    "timm:resnet50.a1_in1k"; without a tag they are timm's default. torchvision describes it in
+    ``weights.transforms()``, for the weights whose file has the digest ``sha256``, otherwise for its default weights. A
+    network without a description gets the default preprocessing. Raises ConfigError for a description that zoo does not
+    support.
     """
     package, _, own_name = name.partition(":")
     _names(package)  # raises if the package is not installed
@@ -187,10 +189,10 @@ def _preprocessing_of_timm(name: str, sha256: str | None) -> dict[str, Any]:
 
 
 def read_timm_preprocessing(cfg: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return the preprocessing in a ``pretrained_cfg`` of timm, with the size of timm's own tests.
+    """Return the preprocessing in a ``pretrained_cfg`` of timm, with timm's test size.
 
-    None unless it is of square color images that fill the crop. Other values are not checked, because the content may
-    come from a file. Raises ConfigError if timm is not installed.
+    Returns None unless images are square, in color, and fill the crop. Does not check other values, because the content
+    may come from a file. Raises ConfigError if timm is not installed.
     """
     _names("timm")
     found = import_module("timm.data").resolve_data_config(pretrained_cfg=cfg, use_test_size=True)
@@ -214,7 +216,7 @@ def _preprocessing_of_torchvision(name: str, sha256: str | None) -> dict[str, An
     known = list(import_module("torchvision.models").get_model_weights(name))
     if not known:
         return {}
-    # The names of torchvision's files end in the first digits of their sha256.
+    # Names of torchvision's files end in the first digits of their SHA-256.
     own = [weights for weights in known if sha256 and weights.url.endswith(f"-{sha256[:8]}.pth")]
     found = (own or [type(known[0]).DEFAULT])[0].transforms()
     if not hasattr(found, "crop_size"):
@@ -231,12 +233,12 @@ def _preprocessing_of_torchvision(name: str, sha256: str | None) -> dict[str, An
 def check_logits(model: nn.Module, name: str, num_classes: int, side: int, setting: str) -> None:
     """Raise ConfigError unless a network returns logits (N, classes) for square images.
 
-    The network is on the meta device, so nothing is computed. If its forward pass needs values, nothing is checked.
+    The network is on the meta device, so nothing is computed. Does not check a network whose forward pass needs values.
 
     Args:
-    - `name`: the network, in messages.
+    - `name`: name of the network in messages.
     - `side`: height and width of the images, px.
-    - `setting`: the setting of the image size, in messages.
+    - `setting`: key of the image size in messages.
     """
     images = torch.empty(2, 3, side, side, device="meta")
     try:

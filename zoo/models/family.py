@@ -1,4 +1,4 @@
-"""The families of networks: a class, with its architectures and their options, under one decorator."""
+"""The registry of families. A decorator registers a class with its architectures and their options."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ AnyNetwork = TypeVar("AnyNetwork", bound=Network)
 
 CHECKPOINTED = ("auto", "plain", "checkpoint")  # the memory strategies of networks that save activations
 
-FAMILIES: dict[str, type[Network]] = {}  # classes of the families whose modules were imported
-RECORDS: dict[str, Architecture] = {}  # their architectures
-HEADS: dict[str, Callable[[Architecture], Architecture | None]] = {}  # see `head`
+FAMILIES: dict[str, type[Network]] = {}  # name of a family -> class, for imported modules
+RECORDS: dict[str, Architecture] = {}  # name of an architecture -> facts, for imported modules
+HEADS: dict[str, Callable[[Architecture], Architecture | None]] = {}  # name of a family -> `on`, see `head`
 
 
 def family(
@@ -31,14 +31,14 @@ def family(
     dilations: Mapping[int, Any] | None = None,
     **facts: Any,
 ) -> Callable[[type[AnyNetwork]], type[AnyNetwork]]:
-    """Return a decorator that makes a class the family ``name``, with these networks.
+    """Decorator that registers a class as the family ``name``, with these networks.
 
     The class takes a norm factory, the number of classes, and as keywords ``features_only``, ``memory``, the structure
     of the network and its options. A class may be decorated several times, for networks with other facts.
 
     Args:
-    - `networks`: maps names to structures: the fixed arguments of the class.
-    - `options`: the section of the arguments that users choose. Its settings have bounds and docstrings, no validators.
+    - `networks`: maps names to structures, which are fixed arguments of the class.
+    - `options`: the section of arguments that users choose. Its settings have bounds and docstrings, but no validators.
     - `memory`, `dilations`, `**facts`: see `Architecture`; every network also has the strategy "lean".
 
     Raises ConfigError if another module has a family or a network of the same name.
@@ -57,9 +57,9 @@ def family(
 def head(
     name: str, on: Callable[[Architecture], Architecture | None]
 ) -> Callable[[type[AnyNetwork]], type[AnyNetwork]]:
-    """Return a decorator that makes a class the family ``name``, with a network on each body that ``on`` accepts.
+    """Decorator that registers a class as the family ``name``, with a network on each body that ``on`` accepts.
 
-    ``on`` maps the body's facts to the facts of the network, or to None.
+    ``on`` maps the facts of a body to the facts of the network, or to None.
     """
 
     def register(network: type[AnyNetwork]) -> type[AnyNetwork]:
@@ -80,7 +80,7 @@ def _add_family(name: str, network: type[Network]) -> None:
 
 
 def _add(record: Architecture) -> None:
-    """Add an architecture, and the networks with a head on it; the index has the bundled ones."""
+    """Register an architecture and the networks with a head on it, unless the index has them (bundled ones)."""
     known = ARCHITECTURES.get(record.name, record)
     if known.module != record.module:
         raise ConfigError(f"is a network of {known.module}", record.name, f"rename the network of {record.module}")
@@ -98,7 +98,7 @@ def _add_on(body: Architecture, on: Callable[[Architecture], Architecture | None
 
 
 def network_class(name: str) -> type[Network]:
-    """Return the class of an architecture, whose module is imported; ConfigError if the name is unknown."""
+    """Import the module of an architecture and return its class. Raises ConfigError for an unknown name."""
     record = architecture(name)
     if record.family not in FAMILIES:
         import_module(record.module)
@@ -106,5 +106,5 @@ def network_class(name: str) -> type[Network]:
 
 
 def build_architecture(name: str, norm: NormFactory | None, num_classes: int, **arguments: Any) -> Network:
-    """Return an architecture with its structure; ``arguments`` are options and what every family takes."""
+    """Build an architecture. ``arguments`` are its options and the arguments that every family takes."""
     return network_class(name).build(norm, num_classes, **{**architecture(name).structure, **arguments})

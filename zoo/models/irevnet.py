@@ -29,8 +29,7 @@ class IRevNetOptions(ReversibleOptions):
     blocks: Annotated[list[Annotated[int, Field(ge=1, le=MAX_BLOCKS)]], LEVELS] = Field(default=[18, 18, 18])
     """Numbers of blocks, one per level."""
     width: Annotated[int, Field(ge=4, le=MAX_CHANNELS)] = 16
-    """Channels of the half that a block changes in the first level; each level has four times as many as the previous
-    one."""
+    """Channels of the half that a block changes in the first level; each further level has four times as many."""
     dropout: DropProbability = 0.1
     """Dropout probability in blocks."""
 
@@ -64,7 +63,7 @@ class IRevNet(Network):
     ) -> None:
         super().__init__(features_only)
         self.padding = 2 * width - 3
-        self.reconstructs_noise = memory != "plain" and grid_bits is None  # False once a warning has said so
+        self.reconstructs_noise = memory != "plain" and grid_bits is None  # False after the warning
         channels = width
         for level, depth in enumerate(blocks):
             links = []
@@ -91,7 +90,7 @@ class IRevNet(Network):
         return super()._run_stage(stage, x)
 
     def _warn_of_noise(self) -> None:
-        """Warn once that the reconstruction of the padding's zeros is noise, which norms amplify."""
+        """Warn once that the padding's zeros are reconstructed as noise, and that norms amplify it."""
         self.reconstructs_noise = False
         logger.warning(
             "i-RevNet without grid_bits: backward reconstructs zeros beside the image with rounding errors, so that "

@@ -16,7 +16,7 @@ from zoo.models.family import CHECKPOINTED, family
 
 
 class ModuleShape(NamedTuple):
-    """The blocks of one resolution. The first one changes channels and stride, and may lack a leading norm."""
+    """Blocks of one resolution. The first block changes channels and stride, and may lack a leading norm."""
 
     in_channels: int
     out_channels: int
@@ -27,14 +27,14 @@ class ModuleShape(NamedTuple):
 
 
 class PreactNetwork(Network):
-    """Stem ``mod1``, modules of pre-activation blocks from ``mod2`` on, last norm ``bn_out``; base of two families.
+    """Base class: stem ``mod1``, modules of pre-activation blocks from ``mod2`` on, last norm ``bn_out``.
 
-    Networks of four modules are for ImageNet (a 7x7 convolution of stride 2 and a pool in the stem), of three for
-    CIFAR. Norms have the paper's eps of 1e-3 and momentum of 0.01.
+    Networks of four modules are for ImageNet, with a 7x7 convolution of stride 2 and a pool in the stem. Networks of
+    three modules are for CIFAR. Norms have the paper's eps of 1e-3 and momentum of 0.01.
 
     Args:
     - `structure`: the number of blocks of each module.
-    - `widths`: the channels of the stem and of the modules, which have four times as many with ``bottleneck``.
+    - `widths`: channels of the stem and of the modules; with ``bottleneck``, modules have four times as many.
     - `bottleneck`: residual functions of three convolutions instead of two.
     - `memory`: what is saved for backward, see the subclasses.
     - All others: see `Network`.
@@ -67,7 +67,7 @@ class PreactNetwork(Network):
         self._add_classifier(num_classes)
 
     def _build_module(self, shape: ModuleShape, norm: NormFactory, memory: str) -> nn.Module:
-        """Return the blocks of one resolution."""
+        """Build the blocks of one resolution."""
         raise NotImplementedError
 
 

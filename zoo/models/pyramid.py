@@ -1,4 +1,4 @@
-"""Semantic segmentation with the maps of several resolutions of a body: the head of HRNetV2, and a 1x1 classifier."""
+"""Semantic segmentation from maps of several resolutions: a body, the head of HRNetV2, and a 1x1 classifier."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def on_body(body: Architecture) -> Architecture | None:
 
 @head("pyramid", on_body)
 class Pyramid(SegmentationNetwork):
-    """A segmentation network whose head reads all maps of its body, and returns a map of the finest resolution.
+    """Segmentation network; its head fuses all maps of the body into one map of the finest resolution.
 
     Images are padded with zeros below and on the right to multiples of the stride of the coarsest map. The fused map is
     cropped to the image: its sides are the sides of the image divided by the stride of the finest map, rounded up.
@@ -64,7 +64,7 @@ class Pyramid(SegmentationNetwork):
     def build(  # type: ignore[override]
         cls, norm: NormFactory | None, num_classes: int, *, body: str, features_only: bool, **of_body: Any
     ) -> Pyramid:
-        """Return the network on the architecture ``body`` with the options ``of_body``.
+        """Build the network on the architecture ``body`` with the options ``of_body``.
 
         Raises ConfigError for ``features_only``.
         """
@@ -75,7 +75,7 @@ class Pyramid(SegmentationNetwork):
         return cls(num_classes, body=build_architecture(body, norm, 0, features_only=True, **of_body))
 
     def initialize(self, spec: Spec) -> None:
-        """Initialize all parameters: the body as its authors do, the others as convolutions before ReLUs."""
+        """Initialize the body as its authors do, and the other convolutions for the ReLUs after them."""
         self.body.initialize(spec)
         init_weights(self.head, activation="relu")
         if hasattr(self, "cls"):
@@ -89,8 +89,8 @@ class MapFusion(nn.Module):
     map is convolved at its own resolution.
 
     Args:
-    - `channels`: of the maps, the finest first.
-    - `out_channels`: of the output.
+    - `channels`: channels of the maps, finest first.
+    - `out_channels`: channels of the output.
     """
 
     def __init__(self, channels: Sequence[int], out_channels: int) -> None:

@@ -1,4 +1,4 @@
-"""ResNet v1 (He et al. 2016), stride on the 3x3 convolution of a bottleneck, and its residual block."""
+"""ResNet v1 (He et al. 2016) and its residual block. Bottlenecks have their stride on the 3x3 convolution."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class ResNetOptions(StochasticDepth):
     """Options of a ResNet."""
 
     dilation: ModuleDilation = 1
-    """Dilations of mod2 to mod5, which replace strides: a number for all modules, or one per module ([1, 1, 2, 4]:
+    """Dilations of mod2 to mod5. They replace strides: a number for all modules, or one per module ([1, 1, 2, 4]:
     output stride 8); set by output_stride."""
 
 
@@ -49,7 +49,7 @@ class ResNet(Network):
 
     Args:
     - `structure`: the number of blocks of each of the four modules.
-    - `bottleneck`: blocks of three convolutions, with four times as many channels outside, instead of two.
+    - `bottleneck`: blocks of three convolutions, with four times as many outer channels, instead of two.
     - `dilation`: a number for all modules, or one per module. A number other than 1 removes the module's stride (for
       mod2: the stem's pooling).
     - `memory`: what is saved for backward. "auto": the outputs of in-place norms; for the last norm of a block only the
@@ -92,7 +92,7 @@ class ResNet(Network):
 
 
 class ResidualBlock(nn.Module):
-    """Post-activation block, f(branch(x) + shortcut(x)), He et al. 2016; does not modify x.
+    """Post-activation residual block, f(branch(x) + shortcut(x)) (He et al. 2016). Does not modify x.
 
     The last norms of branch and shortcut have no activation; f is the activation of the first norm.
 
@@ -102,9 +102,10 @@ class ResidualBlock(nn.Module):
     - `norm`: channels -> norm with activation.
     - `stride`: stride of the first 3x3 convolution.
     - `dilation`: dilation of the 3x3 convolutions.
-    - `memory`: unless it is "plain", the last norm, if in-place, adds the shortcut and applies the activation itself in
-      single and double precision, so that its own output is not saved in addition to the result. In half precision the
-      norm's gradient would be accurate only while its |weight| is at least 0.01 rms(sum). A norm with hooks does not.
+    - `memory`: unless it is "plain", an in-place last norm adds the shortcut and applies the activation itself in
+      single and double precision, so that its own output is not saved in addition to the result. A norm with hooks does
+      not, and no norm does in half precision, where its gradient is accurate only if |weight| is at least 0.01
+      rms(sum).
 
     The attribute ``drop_path`` is the probability that training drops the branch for an image; 0 by default.
     """
@@ -150,12 +151,12 @@ class ResidualBlock(nn.Module):
 
 
 class _Branch(nn.Sequential):
-    """The layers of a post-activation branch; the last is a norm without activation."""
+    """The layers of a post-activation branch. The last layer is a norm without activation."""
 
     def forward(  # type: ignore[override]
         self, x: Tensor, shortcut: Tensor, activation: tuple[str, float], memory: str, drop_probability: float
     ) -> Tensor:
-        """Return f(layers(x) + shortcut) in a new tensor, where images may miss layers(x)."""
+        """Return f(layers(x) + shortcut) in a new tensor; layers(x) is dropped for random images (stochastic depth)."""
         *layers, norm = self
         for layer in layers:
             x = layer(x)
@@ -167,7 +168,7 @@ class _Branch(nn.Sequential):
 
 
 def _can_fuse(norm: Any, x: Tensor, shortcut: Tensor, activation: tuple[str, float]) -> bool:
-    """Return whether the norm can add the shortcut, activate the sum, and recover it precisely enough."""
+    """Return whether the norm can add the shortcut, activate the sum, and recover the sum precisely enough."""
     return (
         not is_fx_proxy(x)
         and is_plain(norm, InPlaceABN, InPlaceABNSync)  # hooks and other functions expect the norm's own output

@@ -33,8 +33,8 @@ class ResNeXtOptions(StemOptions, ResNetOptions):
     """Options of a ResNeXt."""
 
     dilation: BlockDilation = 1  # type: ignore[assignment]
-    """Dilations of mod2 to mod5, which replace strides: a number for all modules, or one per module ([1, 1, 2, 4]:
-    output stride 8); set by output_stride. An entry may be a list with a number per block, which removes the module's
+    """Dilations of mod2 to mod5. They replace strides: a number for all modules, or one per module ([1, 1, 2, 4]:
+    output stride 8); set by output_stride. An entry may be a list with a number per block; it removes the module's
     stride even if all its numbers are 1."""
 
 

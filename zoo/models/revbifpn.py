@@ -25,18 +25,18 @@ from zoo.ops.chain import Gradients, Link, Tensors
 from zoo.ops.context import is_fx_proxy
 from zoo.ops.pooling import memory_format_of
 
-EPS = 1e-3  # of the batch norms
+EPS = 1e-3  # eps of the batch norms
 PATCH = 4  # side of the windows that become channels
-REDUCTION = 32  # of the coarsest stream
-# Settings of the blocks of a stream, the finest stream first.
+REDUCTION = 32  # stride of the coarsest stream
+# Settings of the blocks of each stream, finest stream first.
 KERNELS = (3, 5, 5, 5)
 EXPANSIONS = (1, 1, 2, 2)
 SQUEEZES = (0.25, 0.25, 0.125, 0.0)
-# The same in neck and head.
+# Settings of the blocks in neck and head.
 HEAD_KERNEL = 5
 HEAD_EXPANSIONS = (1, 2, 2, 2)
 HEAD_SQUEEZES = (0.25, 0.25, 0.125, 0.125)
-BLOCK_LAYERS = 2  # before a silo
+BLOCK_LAYERS = 2  # block layers before each silo
 # Channels of the streams and of the neck's outputs, channels of the last map, and stages after the first three.
 SIZES = [
     ((48, 64, 80, 160), (48, 64, 128, 320), 1280, 2),
@@ -53,7 +53,7 @@ class RevBiFPNOptions(StochasticDepth, ReversibleOptions):
     """Options of a RevBiFPN."""
 
     norm_momentum: Annotated[float, Field(gt=0, le=1)] = 0.1
-    """Weight of a batch in the running statistics of norms. 0.19 follows the authors' training, which updates them
+    """Weight of a batch in the running statistics of norms. 0.19 reproduces the authors' training, which updates them
     twice per batch with 0.1."""
 
 
@@ -74,17 +74,18 @@ class RevBiFPNOptions(StochasticDepth, ReversibleOptions):
 class RevBiFPN(Network):
     """Streams at 1/4, 1/8, 1/16 and 1/32 of the image, with additions within streams and between them.
 
-    Images become the first stream by moving windows of 4 x 4 pixels into channels. Stages follow: two layers of
+    Moving windows of 4 x 4 pixels into channels turns the image into the first stream. Each stage has two layers of
     reversible blocks in each stream, and a silo, which adds functions of each stream to the others. The first three
-    silos append a stream. The neck, a block per stream, computes the stages' outputs; the head fuses them.
+    silos append a stream. The neck, one block per stream, computes the stages' outputs; the head fuses them.
 
-    Sides of images are multiples of 32. The authors' training updated running statistics twice per batch, in forward
-    and in the recomputation; here they move once. ``norm_momentum`` 0.19 = 1 - 0.9^2 has the effect of two updates.
+    Sides of images must be multiples of 32. The authors' training updated running statistics twice per batch, in
+    forward and in the recomputation; here they are updated once. ``norm_momentum`` 0.19 = 1 - 0.9^2 has the effect of
+    two updates.
 
     Args:
     - `norm`: not used; the norms are batch norms.
-    - `channels`, `head_channels`: of the streams, and of the neck's outputs.
-    - `features`: channels of the last map, which the classifier reads.
+    - `channels`, `head_channels`: channels of the streams, and of the neck's outputs.
+    - `features`: channels of the last map, the input of the classifier.
     - `extra_stages`: number of stages after the three that append a stream.
     - `grid_bits`: the grid of the chain, see `ReversibleSequential`.
     - `norm_momentum`: weight of a batch in running statistics.
@@ -154,7 +155,7 @@ class RevBiFPN(Network):
     def set_drop_path_rate(self, drop_path_rate: float) -> None:
         """Set the stochastic depth of blocks and silos: it rises linearly to this rate in the last stage.
 
-        Functions that are summed to a new stream are never dropped.
+        Functions that add up to a new stream are never dropped.
         """
         layers: list[Any] = list(self.rev_stack)
         stages = len(layers) // (BLOCK_LAYERS + 1)
@@ -215,7 +216,7 @@ class RevBiFPN(Network):
                 layer.reset_parameters()
 
     def group_matcher(self, coarse: bool = False) -> dict[str, list[tuple[str, tuple[int] | None]]]:
-        """Return expressions for each layer, or with ``coarse`` all layers; the head, which none matches, is last."""
+        """Return a pattern for each layer, or with ``coarse`` one for all; the head matches none and comes last."""
         number = "" if coarse else r"(\d+)\."
         return {"rev_stack": [(rf"^rev_stack\.{number}", None), (r"^rev_stack\.recomp_op\.", WITH_PREVIOUS)]}
 
@@ -226,8 +227,8 @@ class MBConv(nn.Sequential):
     The attribute ``drop_path`` is the probability that training drops the output for an image; 0 by default.
 
     Args:
-    - `expansion`: ratio of inner and input channels; there is no first convolution for 1.
-    - `squeeze`: ratio of squeezed and input channels; there is no squeeze-excite for 0.
+    - `expansion`: ratio of inner to input channels; with 1 there is no first convolution.
+    - `squeeze`: ratio of squeezed to input channels; with 0 there is no squeeze-excite.
     """
 
     drop_path = 0.0
@@ -252,7 +253,7 @@ class MBConv(nn.Sequential):
 
 
 class SqueezeExcite(nn.Module):
-    """Scales channels by a function of their means (Hu et al., 2018); torchvision's layer has other keys."""
+    """Scales channels by a function of their means (Hu et al., 2018). torchvision's layer has other state-dict keys."""
 
     def __init__(self, channels: int, squeezed: int) -> None:
         super().__init__()
@@ -265,7 +266,7 @@ class SqueezeExcite(nn.Module):
         )
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return x times its scales."""
+        """Return x scaled per image and channel."""
         return x * self.se(x)
 
 
@@ -289,7 +290,7 @@ class PyramidHead(nn.Module):
 
 
 class RevStack(ReversibleSequential):
-    """The chain of all layers, named from 1 on, and the neck ``recomp_op``, which is not part of the chain."""
+    """The chain of all layers, named from 1 on. The neck ``recomp_op`` is not part of the chain."""
 
     recomp_op: nn.ModuleDict
 
@@ -302,12 +303,12 @@ class RevStack(ReversibleSequential):
         return (layer for name, layer in self._modules.items() if name != "recomp_op")
 
     def forward(self, x: Any) -> Any:
-        """Return all streams for the first one."""
+        """Compute all streams from the first stream."""
         return self._run(tuple(self), x)
 
 
 class BlockLayer(LinkedModule):
-    """A reversible block per stream: b = b + f(a), then a = a + g(b), where a and b are the halves of the channels."""
+    """One reversible block per stream: b = b + f(a), then a = a + g(b); a and b are the halves of the channels."""
 
     def __init__(self, channels: Sequence[int]) -> None:
         super().__init__()
@@ -335,14 +336,14 @@ class BlockLayer(LinkedModule):
 
 
 class Silo(LinkedModule):
-    """Adds functions of all finer streams to each stream, and then functions of all coarser ones.
+    """Adds functions of all finer streams to each stream, then functions of all coarser streams.
 
-    Each function reads what its stream was before the additions of its direction. The targets are therefore taken from
+    Each function reads its stream as it was before the additions of that direction. Targets are therefore updated from
     the coarsest to the finest, and then from the finest to the coarsest.
 
     Args:
-    - `channels`: of the streams, including a new one.
-    - `appends`: whether the last stream is new: the sum of functions of the others.
+    - `channels`: channels of the streams, including a new one.
+    - `appends`: whether the last stream is new, that is, the sum of functions of the others.
     """
 
     def __init__(self, channels: Sequence[int], appends: bool) -> None:
@@ -364,7 +365,7 @@ class Silo(LinkedModule):
                 self.g[f"xform_{count - 1 - i}_{count - 1 - j}"] = nn.Sequential(block, upsample)
 
     def as_links(self) -> tuple[Any, ...]:
-        """Return an addition per function."""
+        """Return one addition per function."""
         last = len(self.channels) - 1
         links: list[Any] = [_Append(self.channels[-1])] if self.appends else []
         for j in range(last, 0, -1):
@@ -382,7 +383,7 @@ class Silo(LinkedModule):
         return [*branches, *(block for block in self.g.modules() if isinstance(block, MBConv))]  # type: ignore[list-item]
 
     def unused_for(self, selected: Sequence[int]) -> Iterable[nn.Module]:
-        """Return the functions that change none of the selected streams, neither directly nor through coarser ones."""
+        """Return the functions that affect no selected stream, neither directly nor through coarser streams."""
         last = len(self.channels) - 1
         for i in range(last + 1):
             for j in range(last + 1):
@@ -440,7 +441,7 @@ def _joined(xs: Tensors) -> Tensors:
 
 
 class _Cat(torch.autograd.Function):
-    """Concatenates two halves. Its gradients are no views, which batch norms would sum in another order."""
+    """Concatenates two halves. Its gradients are not views, because batch norms would sum views in another order."""
 
     generate_vmap_rule = True
 

@@ -22,13 +22,13 @@ from zoo.models.revvit import MapNorm
 from zoo.ops.chain import ErrorCallback, Gradients, Tensors, run_chain
 from zoo.ops.context import is_fx_proxy
 
-EPS = 1e-6  # of the layer norms
+EPS = 1e-6  # eps of the layer norms
 INIT_STD = 0.02
-SMALLEST_FACTOR = 1e-3  # in absolute value, as backward divides by factors
-REDUCTION = 32  # of the coarsest map
+SMALLEST_FACTOR = 1e-3  # smallest absolute value of a factor, because backward divides by factors
+REDUCTION = 32  # stride of the coarsest map
 # Classifiers and decoders of intermediate supervision in the authors' files.
 SUPERVISED, LAST_SUPERVISED = ("cls_blocks.", "decoder_blocks."), "cls_blocks.3."
-CHAIN_COLUMNS = 4  # of one chain: rounding errors about double with each column
+CHAIN_COLUMNS = 4  # columns per chain: rounding errors about double with each column
 
 
 @family(
@@ -45,24 +45,24 @@ CHAIN_COLUMNS = 4  # of one chain: rounding errors about double with each column
     has_own_layers=True,
 )
 class RevCol(Network):
-    """Columns with levels at 1/4, 1/8, 1/16 and 1/32 of the image; each level updates a map of the column before.
+    """Columns with levels at 1/4, 1/8, 1/16 and 1/32 of the image; each level updates a map of the previous column.
 
-    In a column, c_i = alpha_i c_i + level_i(c_(i-1), c_(i+1)), with the new finer map, the old coarser one, and a
+    In a column, c_i = alpha_i c_i + level_i(c_(i-1), c_(i+1)), with the new finer map, the old coarser map, and a
     learned factor alpha_i per channel. The stem's output takes the place of c_(-1). All maps are 0 before the first
-    column. Sides of images are multiples of 32.
+    column. Sides of images must be multiples of 32.
 
-    Backward reconstructs old maps as (c_i - level_i) / alpha_i. This division is inexact, so that gradients have
-    rounding errors, which factors below 1 amplify in each column. The maps after every fourth column are therefore
-    saved. "checkpoint" and "lean" compute the gradients of stored activations.
+    Backward reconstructs old maps as (c_i - level_i) / alpha_i. This division is inexact, so gradients have rounding
+    errors, and factors below 1 amplify them in each column. The maps after every fourth column are therefore saved.
+    "checkpoint" and "lean" compute the gradients of stored activations.
 
-    The authors write factors of an absolute value below 1e-3 as 1e-3 to the parameters in each forward pass. Here
-    the parameters are not modified: forward uses the factor 1e-3 with the sign of the parameter, whose gradient is that
-    of the factor.
+    In each forward pass, the authors overwrite parameters whose absolute value is below 1e-3 with 1e-3. Here,
+    parameters are not modified: forward uses the factor 1e-3 with the sign of the parameter, and the parameter gets the
+    gradient of the factor.
 
     Args:
     - `norm`: not used; the norms are layer norms.
-    - `structure`: blocks of each level.
-    - `channels`: of each level.
+    - `structure`: number of blocks of each level.
+    - `channels`: channels of each level.
     - `columns`: number of columns.
     - `memory`: "auto" saves the output of the stem and the maps of every fourth column for backward, "checkpoint" the
       maps of each column, "plain" all activations.
@@ -107,7 +107,7 @@ class RevCol(Network):
 
     @classmethod
     def rename_keys(cls, state_dict: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-        """Return a state dict with the last classifier as ``cls``, if it was trained with intermediate supervision."""
+        """Rename the last classifier of a state dict with intermediate supervision to ``cls``, and drop the others."""
         if not any(key.startswith(LAST_SUPERVISED) for key in state_dict):
             return state_dict
         renamed = {key.replace(LAST_SUPERVISED, "cls."): tensor for key, tensor in state_dict.items()}
@@ -136,7 +136,7 @@ class RevCol(Network):
             maps.append(zeros if is_fx_proxy(x) else zeros.to(memory_format=torch.channels_last))
         columns, streams = [self.get_submodule(name) for name in self._columns], (x, *maps)
         if self.memory == "checkpoint" and not is_fx_proxy(x):
-            streams = run_chain([], *streams, store=True)  # in the precision of the other strategies
+            streams = run_chain([], *streams, store=True)  # casts to the precision of the other strategies
             for column in columns:
                 streams = checkpoint(column, *streams)
             return streams[1:]
@@ -154,7 +154,7 @@ class RevCol(Network):
         return maps[last], [maps[index] for index in selected]
 
     def _unused_for(self, selected: Sequence[int]) -> Iterable[nn.Module | nn.Parameter]:
-        used = selected[-1]  # the coarsest map of a column on which a selected one depends
+        used = selected[-1]  # the coarsest map of a column that a selected map depends on
         for name in reversed(self._columns):
             column = self.get_submodule(name)
             for index in range(used + 1, len(self.channels)):
@@ -174,7 +174,7 @@ class RevCol(Network):
                 nn.init.zeros_(layer.bias)  # type: ignore[arg-type]
 
     def group_matcher(self, coarse: bool = False) -> dict[str, list[tuple[str, tuple[int] | None]]]:
-        """Return expressions for the stem and each column, or with ``coarse`` all columns, as `Network` does."""
+        """Return a pattern for the stem and for each column, or with ``coarse`` one for all columns; see `Network`."""
         return {"stem": [(r"^stem\.", None)], "columns": [(r"^subnet" if coarse else r"^subnet(\d+)\.", None)]}
 
 
@@ -197,7 +197,7 @@ class MapClassifier(nn.Module):
 
 
 class Column(LinkedModule):
-    """One column: a part of a chain of the stem's output and four maps, which it updates one after the other."""
+    """One column: the part of a chain that updates four maps one after the other, from the stem's output."""
 
     def __init__(self, channels: Sequence[int], structure: Sequence[int], is_first: bool) -> None:
         super().__init__()
@@ -208,7 +208,7 @@ class Column(LinkedModule):
             self.add_module(f"level{index}", Level(channels, index, depth, is_first))
 
     def as_links(self) -> tuple[LevelUpdate, ...]:
-        """Return a link per level."""
+        """Return one link per level."""
         return tuple(LevelUpdate(self, index) for index in range(4))
 
 
@@ -227,7 +227,7 @@ class LevelUpdate:
         return replaced(xs, self.target, _factor(self.alpha) * xs[self.target] + added)
 
     def modules(self) -> Iterable[nn.Module]:
-        """Return the modules with the parameters of this level; the column has the factors."""
+        """Return the modules with the parameters of this level. The factors are in the column."""
         return (self.column, *self.level.modules())
 
     def reverse(self, ys: Tensors, grads: Tensors, may_overwrite: bool) -> tuple[Tensors, Tensors, Gradients]:
@@ -256,7 +256,7 @@ def _factor(alpha: Tensor) -> Tensor:
 
 
 class Level(nn.Module):
-    """Sum of the finer map, downsampled, and the coarser one, upsampled, and then blocks."""
+    """Sum of the downsampled finer map and the upsampled coarser map, followed by blocks."""
 
     def __init__(self, channels: Sequence[int], index: int, depth: int, is_first: bool) -> None:
         super().__init__()
@@ -269,7 +269,7 @@ class Level(nn.Module):
 
 
 class Fusion(nn.Module):
-    """The first part of a level; the first level does not change the finer map."""
+    """The sum at the start of a level. The first level does not downsample the finer map."""
 
     def __init__(self, channels: Sequence[int], index: int, has_up: bool) -> None:
         super().__init__()
@@ -301,7 +301,7 @@ class Up(nn.Module):
 
 
 class Block(nn.Module):
-    """ConvNeXt block with a 3x3 depthwise convolution; torchvision's has a 7x7 one and other keys.
+    """ConvNeXt block with a 3x3 depthwise convolution. torchvision's block has a 7x7 convolution and other keys.
 
     The attribute ``drop_path`` is the probability that training drops the branch for an image; 0 by default.
 

@@ -1,4 +1,4 @@
-"""RevNets: residual networks that reconstruct activations from the outputs of their blocks (Gomez et al. 2017)."""
+"""RevNets: residual networks that reconstruct activations from the outputs of blocks (Gomez et al. 2017)."""
 
 from __future__ import annotations
 
@@ -45,10 +45,10 @@ REVERSIBLE_TWINS = {
     options=ReversibleOptions,
 )
 class RevNet(PreactNetwork):
-    """RevNet, with modules of reversible blocks; ``widths`` are even.
+    """RevNet, with modules of reversible blocks; ``widths`` must be even.
 
-    A block has two residual functions, each on half of the channels, and counts twice in the depth that names the
-    network.
+    A block has two residual functions, each on half of the channels, and counts twice in the depth of the network's
+    name.
 
     ``memory`` selects what is saved for backward. "auto": the output of each module, and the input of a first block
     that changes stride or width, which is the output of the previous module; backward recomputes the stem and all
@@ -60,9 +60,9 @@ class RevNet(PreactNetwork):
     def __init__(
         self, norm: NormFactory, num_classes: int, *, grid_bits: int | None, memory: str, **options: Any
     ) -> None:
-        self._grid_bits = grid_bits  # read by `_build_module`, which the base class calls
+        self._grid_bits = grid_bits  # set first: the base class calls `_build_module`, which reads it
         super().__init__(norm, num_classes, memory=memory, **options)
-        # The stem has the largest maps of a network for ImageNet, and backward needs them last.
+        # In a network for ImageNet, the stem has the largest maps, and backward needs them last.
         self.recomputed = () if memory == "plain" else ("mod1",)
 
     def _build_module(self, shape: ModuleShape, norm: NormFactory, memory: str) -> nn.Module:
@@ -70,7 +70,7 @@ class RevNet(PreactNetwork):
 
 
 class ReversibleModule(nn.Module):
-    """The blocks of one resolution: ``first``, if it changes stride or width, and the ``chain`` of all others.
+    """The blocks of one resolution: ``first``, if it changes stride or width, and the ``chain`` of all other blocks.
 
     The input of ``first`` and the chain's output are saved for backward; with ``chain.store``, all activations.
     """

@@ -1,4 +1,4 @@
-"""RevNeXt: networks of invertible layers, with and without reversible blocks around them (Hascoet et al. 2023).
+"""RevNeXt: networks of invertible layers, with or without reversible blocks around them (Hascoet et al. 2023).
 
 The body is one chain, from the images to the features of the classifier. Only its last map is saved for backward.
 """
@@ -43,8 +43,7 @@ class InvertibleOptions(Section):
     """Options of both RevNeXts."""
 
     pools: Pools = Field(default=["channel", "channel"])
-    """Kinds of the pools between the levels: channel moves the pixels of a window to channels, batch to the batch
-    dimension."""
+    """Pools between the levels: "channel" moves the pixels of a window to channels, "batch" to the batch dimension."""
     channels: EvenChannels = 32
     """Channels of the stem, an even number."""
     eps_i: Annotated[float, Field(ge=0, le=1)] = 1e-4
@@ -52,16 +51,16 @@ class InvertibleOptions(Section):
 
 
 class RevNeXtOptions(InvertibleOptions):
-    """Options of a RevNeXt, the hybrid form."""
+    """Options of a RevNeXt in its hybrid form."""
 
     blocks: Depths = Field(default=[1, 2])
-    """Numbers of blocks, one per pool, for the level after it."""
+    """Numbers of blocks of the levels after each pool."""
     units: Annotated[int, Field(ge=1, le=MAX_BLOCKS)] = 2
     """Number of units of convolution, norm and leaky ReLU in a branch."""
 
 
 class FlatRevNeXtOptions(InvertibleOptions):
-    """Options of a RevNeXt, the layer-wise form."""
+    """Options of a RevNeXt in its layer-wise form."""
 
     layers: Depths = Field(default=[1, 1, 1])
     """Numbers of invertible layers, one per level; the stem is the first layer of the first level."""
@@ -79,7 +78,7 @@ class LargestValueNetwork(Network):
     """Base of the paper's networks: the classifier's input is the maximum of each channel (global max pooling)."""
 
     poolings = ("max", "")
-    images_per_input = 1  # images in the last map per input image; times 4 per batch pool
+    images_per_input = 1  # images in the last map per input image; each batch pool multiplies it by 4
 
     def _add_classifier(self, num_classes: int) -> None:
         if self.features_only:
@@ -93,15 +92,15 @@ class LargestValueNetwork(Network):
 
 
 class InvertibleNetwork(LargestValueNetwork):
-    """Levels of invertible layers, ``level0`` after the stem and the others after a pool; base of the two forms.
+    """Base class of both forms: levels of invertible layers, ``level0`` after the stem, each other level after a pool.
 
     Args:
     - `num_classes`: number of classes; 0 for no classifier.
-    - `depths`: a number per level, passed to ``build_level``.
-    - `pools`: one entry per down-sampling; "channel" turns each 2x2 window into channels, "batch" into images.
+    - `depths`: one number per level, passed to ``build_level``.
+    - `pools`: one entry per downsampling; "channel" turns each 2x2 window into channels, "batch" into images.
     - `channels`: channels of the stem.
     - `build_level`: function (index of the level, channels, depth) -> the layers after its stem or pool.
-    - `features_only`: omit the classifier, and return the list of the levels' outputs.
+    - `features_only`: omit the classifier; forward returns the list of the levels' outputs.
     - `memory`: "auto" saves the last map for backward and reconstructs all others, "plain" saves all activations.
 
     Attributes:
@@ -161,9 +160,9 @@ class InvertibleNetwork(LargestValueNetwork):
 class FlatRevNeXt(InvertibleNetwork):
     """The layer-wise form: units of invertible convolution, norm and leaky ReLU, without reversible blocks.
 
-    Reconstruction errors grow exponentially with the number of units. At slope 0.2 the authors' networks train as well
-    as with stored activations with up to 7 units, and collapse from 8 on. In short runs of this implementation, 9 units
-    trained and 12 diverged.
+    Reconstruction errors grow exponentially with the number of units. At slope 0.2, the authors' networks with up to 7
+    units train as well as with stored activations; networks with 8 or more collapse. In short runs of this
+    implementation, 9 units trained and 12 diverged.
 
     Args:
     - `norm`: function channels -> norm with leaky ReLU.
@@ -205,9 +204,9 @@ class RevNeXt(InvertibleNetwork):
     - `eps_i`: the smallest gain of the norms, see `InvertibleNorm`.
     - All others: see `InvertibleNetwork`.
 
-    Float32 bytes per pixel, with 32 ``channels`` and the C++ kernels: 128 for the map, 128 for its gradient, 64 for the
-    map inside a branch, 64 for the gradient there and 16 of scratch memory add up to 400. (The paper's 352 bytes omit
-    the gradient inside the branch, and have 32 bytes for the convolution there.)
+    Bytes per pixel in float32, with 32 ``channels`` and the C++ kernels: 128 for the map, 128 for its gradient, 64 for
+    the map inside a branch, 64 for its gradient and 16 of scratch memory, 400 in total. (The paper's 352 bytes omit the
+    gradient inside the branch, and have 32 bytes for the convolution there.)
     """
 
     def __init__(
@@ -237,7 +236,7 @@ class RevNeXt(InvertibleNetwork):
 
 
 def _units(channels: int, number: int, norm: NormFactory, eps_i: float) -> list[Invertible]:
-    """Return ``number`` units of invertible convolution, norm and leaky ReLU."""
+    """Build ``number`` units of invertible convolution, norm and leaky ReLU."""
     layers: list[Invertible] = []
     for _ in range(number):
         layers += [InvertibleConv(channels), *_norm_act(channels, norm, eps_i)]
@@ -245,7 +244,7 @@ def _units(channels: int, number: int, norm: NormFactory, eps_i: float) -> list[
 
 
 def _norm_act(channels: int, norm: NormFactory, eps_i: float) -> list[Invertible]:
-    """Return an invertible norm and leaky ReLU; raise ConfigError for norms that have no inverse."""
+    """Build an invertible norm and leaky ReLU. Raises ConfigError for norms without an inverse."""
     layer: Any = norm(channels)
     if not isinstance(layer, ABN) or layer.activation != "leaky_relu":
         raise ConfigError(

@@ -1,7 +1,7 @@
 """The baselines of Hascoet et al. 2023 for RevNeXt: their variants of ResNet-18, RevNet and i-RevNet.
 
 The totals in the paper determine the widths and depths. ResNet and RevNet have four levels of 32 to 256 channels,
-constant within a level, with 12.5 MB of convolution weights, and three pools between them, which section 3.4 calls
+constant within a level, with 12.5 MB of convolution weights, and three pools between levels; section 3.4 calls them
 max-pooling. The paper does not state how these double the channels without weights; here zeros are added. The i-RevNet
 has 171 MB of weights, which corresponds to 2, 2, 2 and 1 blocks.
 """
@@ -37,13 +37,13 @@ class RevNeXtBaseline(LargestValueNetwork):
     """ResNet-18 or RevNet of the paper: ``stem``, ``level0``, then levels of a `WideningPool` and blocks.
 
     Args:
-    - `reversible`: the blocks are reversible ones, of two branches of two convolutions. Otherwise they are
-      post-activation residual blocks of two convolutions.
+    - `reversible`: use reversible blocks with two branches of two convolutions, instead of post-activation residual
+      blocks of two convolutions.
     - `blocks`: the number of blocks of each level.
     - `channels`: channels of the stem and of the first level.
     - `grid_bits`: the grid of the reversible blocks, see `ReversibleSequential`; None for residual blocks.
-    - `memory`: what is saved for backward. "auto": for reversible blocks the outputs of levels, and the stem is
-      recomputed; otherwise as in `ResNet`. "plain": all activations.
+    - `memory`: what is saved for backward. "auto": with reversible blocks the outputs of the levels (the stem is
+      recomputed), otherwise the same as in `ResNet`. "plain": all activations.
     - All others: see `Network`.
     """
 
@@ -79,9 +79,9 @@ class RevNeXtBaseline(LargestValueNetwork):
 
 
 class WideningPool(nn.Module):
-    """2x2 max pooling, then zero channels that double the width, one half before and one after.
+    """2x2 max pooling, then zero channels that double the width, half of them before and half after the others.
 
-    One byte per maximum is saved for backward; with ``memory`` "plain" torch's pooling is used.
+    Saves one byte per output for backward; with ``memory`` "plain", torch's pooling is used.
     """
 
     def __init__(self, channels: int, memory: str) -> None:
@@ -138,7 +138,7 @@ class TwoBranchIRevNet(LargestValueNetwork):
 
 
 def build_two_branch_block(channels: int, norm: NormFactory) -> ReversibleBlock:
-    """Return a block whose branches are two 3x3 convolutions, each with a norm, of half the channels."""
+    """Build a block whose branches have two 3x3 convolutions of half the channels, each with a norm."""
     half = channels // 2
     f, g = (nn.Sequential(conv2d(half, half, 3), norm(half), conv2d(half, half, 3), norm(half)) for _ in "fg")
     return ReversibleBlock(f, g)

@@ -20,7 +20,7 @@ from zoo.models.base import WITH_PREVIOUS, Network
 from zoo.models.family import family
 from zoo.ops.context import is_fx_proxy
 
-EPS = 1e-6  # of the authors' layer norms
+EPS = 1e-6  # eps of the authors' layer norms
 INIT_STD = INIT_BIAS = 0.02
 MLP_RATIO = 4
 
@@ -41,17 +41,16 @@ class RevViTOptions(StochasticDepth, ReversibleOptions):
 class RevViT(Network):
     """Vision transformer of two streams: y1 = x1 + F(x2), y2 = x2 + G(y1), with attention F and MLP G.
 
-    Both streams begin as the patch embeddings with their positions. They are concatenated at the end, normalized and
-    averaged over the patches; there is no class token. The streams are maps (N, width, H/patch, W/patch) in the layout
-    channels_last, so that their tokens are a view. The authors' code returns probabilities in evaluation, this class
-    logits.
+    Both streams start as the patch embeddings plus positions. At the end they are concatenated, normalized and averaged
+    over the patches; there is no class token. The streams are channels_last maps (N, width, H/patch, W/patch), so that
+    their tokens are a view. In evaluation, the authors' code returns probabilities; this class returns logits.
 
     Args:
     - `norm`: not used; the norms are layer norms.
-    - `structure`: the number of blocks, in a sequence.
+    - `structure`: the number of blocks, as a sequence of one number.
     - `width`: channels of a stream.
     - `heads`: attention heads of a block; divides ``width``.
-    - `patch`, `image_size`: sides in pixels. Positions are learned, so that images have one size.
+    - `patch`, `image_size`: sides in pixels. All images have this size, because positions are learned.
     - `grid_bits`: the grid of the chain, see `ReversibleSequential`.
     - `memory`: "auto" saves the concatenated streams for backward, "plain" all activations.
     - All others: see `Network`.
@@ -118,14 +117,14 @@ class RevViT(Network):
     def set_drop_path_rate(self, drop_path_rate: float) -> None:
         """Set the stochastic depth of both branches of each block, from 0 in the first to this rate in the last.
 
-        Each branch draws its own images. In the authors' code both branches of a block miss the same ones.
+        Each branch is dropped for its own random images. In the authors' code, both branches of a block drop the same.
         """
         blocks: list[AttentionMlpBlock] = list(self.rev_backbone.layers)  # type: ignore[arg-type]
         for index, block in enumerate(blocks):
             block.F.drop_path = block.G.drop_path = drop_path_rate * index / max(1, len(blocks) - 1)
 
     def group_matcher(self, coarse: bool = False) -> dict[str, list[tuple[str, tuple[int] | None]]]:
-        """Return expressions for the embedding and each block, or with ``coarse`` all blocks, as `Network` does."""
+        """Return a pattern for the embedding and each block, or with ``coarse`` one for all blocks; see `Network`."""
         number = "" if coarse else r"layers\.(\d+)\."
         return {
             "patch_embed": [(r"^(?:patch_embed|pos_embed)", None)],
@@ -134,7 +133,7 @@ class RevViT(Network):
 
 
 class AttentionMlpBlock(ReversibleBlock):
-    """`ReversibleBlock` whose functions, attention and MLP, have the names F and G of the authors' state dict."""
+    """`ReversibleBlock` with attention as F and MLP as G, the names in the authors' state dict."""
 
     def __init__(self, width: int, heads: int) -> None:
         nn.Module.__init__(self)
@@ -175,7 +174,7 @@ class Attention(nn.Module):
         self.q, self.k, self.v, self.proj = (uninitialized(nn.Linear, width, width) for _ in range(4))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return projected means of the values, weighted by the softmax of q k^T / sqrt(C / heads)."""
+        """Return projections of the values' means, weighted by the softmax of q k^T / sqrt(C / heads)."""
         q, k, v = (layer(x).unflatten(2, (self.heads, -1)).transpose(1, 2) for layer in (self.q, self.k, self.v))
         return self.proj(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2))
 
@@ -190,5 +189,5 @@ class MapNorm(nn.LayerNorm):
     """Layer norm over the channels of maps (N, C, H, W)."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the normalized map in the layout channels_last."""
+        """Return the normalized map in channels_last format."""
         return super().forward(x.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)

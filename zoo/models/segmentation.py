@@ -12,17 +12,17 @@ from zoo.layers.conv import uninitialized
 from zoo.models.base import FeatureInfo, Network
 from zoo.ops.upsampling import upsample
 
-torch.fx.wrap("upsample")  # a leaf in traced graphs, where tensors have no size
+torch.fx.wrap("upsample")  # a leaf call in torch.fx graphs: proxies have no size
 
 HEAD_CHANNELS = 256
 
 
 class SegmentationNetwork(Network):
-    """``body``, a network without classifier; ``head``; and ``cls``, a 1x1 convolution with bias to the classes.
+    """Base class: ``body``, a network without classifier; ``head``; and ``cls``, a 1x1 convolution with bias.
 
     ``forward`` returns logits at the size of the image, ``forward_logits`` at the size of the map. Without classifier
-    both return the map of the head, which has `HEAD_CHANNELS` channels. Only the body has a list of features
-    (`Network.forward_stages`).
+    both return the map of the head, which has `HEAD_CHANNELS` channels. Features (`Network.forward_stages`) are those
+    of the body.
 
     Args:
     - `num_classes`: number of classes; 0 for no classifier.
@@ -69,7 +69,7 @@ class SegmentationNetwork(Network):
         return self.body.forward_intermediates(x, *args, **kwargs)
 
     def group_matcher(self, coarse: bool = False) -> dict[str, list[tuple[str, tuple[int] | None]]]:
-        """Return the expressions for the layers of the body. Head and classifier, which nothing matches, come last."""
+        """Return the patterns for the layers of the body. Head and classifier match no pattern and come last."""
         return {
             stage: [(expression.replace("^", r"^body\.", 1), suffix) for expression, suffix in layers]
             for stage, layers in self.body.group_matcher(coarse).items()
@@ -86,7 +86,7 @@ class SegmentationNetwork(Network):
         return HEAD_CHANNELS
 
     def set_input_channels(self, in_chans: int) -> None:
-        """Replace the body's first convolution weight by an uninitialized one for ``in_chans`` image channels."""
+        """Replace the weight of the body's first convolution by an uninitialized one for ``in_chans`` channels."""
         self.body.set_input_channels(in_chans)
         self.in_chans = in_chans
 

@@ -1,4 +1,4 @@
-"""Sizes of architectures, measured on the meta device. The index has the sizes of the bundled ones."""
+"""Sizes of architectures, measured on the meta device. The index stores the sizes of bundled architectures."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from zoo.models.build import build_on_meta
 
 
 def measure_sizes(name: str, **options: Any) -> dict[str, Any]:
-    """Return the sizes of an architecture as `zoo.config.architectures.network_sizes` has them."""
+    """Return the sizes of an architecture in the form of `zoo.config.architectures.network_sizes`."""
     model: Any = build_on_meta(parse_spec({"arch": name, "options": options}, name))
     parameters = count_parameters(model)
     return {

@@ -1,4 +1,4 @@
-"""WiderResNet (Wu et al. 2016): few and wide pre-activation blocks; plain, and the ``_a2`` form for segmentation."""
+"""WiderResNet (Wu et al. 2016): few, wide pre-activation blocks; the plain form, and ``_a2`` for segmentation."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from zoo.layers.residual import IdentityResidualBlock
 from zoo.models.base import Network
 from zoo.models.family import CHECKPOINTED, family
 
-# The channels of a block's convolutions in mod2 to mod7.
+# Channels of the convolutions of a block in mod2 to mod7.
 CHANNELS = ((128, 128), (256, 256), (512, 512), (512, 1024), (512, 1024, 2048), (1024, 2048, 4096))
 ONES = (1, 1, 1, 1, 1, 1)
 STRUCTURES = {"16": (1, 1, 1, 1, 1, 1), "20": (1, 1, 1, 3, 1, 1), "38": (3, 3, 6, 3, 1, 1)}
@@ -100,9 +100,9 @@ class WiderResNetA2(WiderResNet):
     """WiderResNet with two pools, strides in mod4 to mod6 and channel dropout in mod6 (0.3) and mod7 (0.5).
 
     Args:
-    - `dilation`: a truth value, as published; the number 1 means False, too. True keeps the output at 1/8: mod5 and
-      mod6 lose their strides, mod5 is dilated by 2, mod6 and mod7 by 4. The list [1, 1, 2, 2], of mod4 to mod7, keeps
-      it at 1/16: mod6 loses its stride, mod6 and mod7 are dilated by 2.
+    - `dilation`: a boolean, as published; the number 1 also means False. True keeps the output at 1/8: mod5 and mod6
+      lose their strides, mod5 is dilated by 2, mod6 and mod7 by 4. The list [1, 1, 2, 2], for mod4 to mod7, keeps it at
+      1/16: mod6 loses its stride, mod6 and mod7 are dilated by 2.
     - All others: see `WiderResNet`.
     """
 
