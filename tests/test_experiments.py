@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.refusals import refused
 from zoo.config.experiment import Experiment
 from zoo.config.parse import experiments_dir, load_experiment, parse_experiment
 from zoo.config.published import published
@@ -94,21 +95,18 @@ def test_files_of_revbifpn_have_published_scores_and_no_recipe(size: int) -> Non
 
 
 @pytest.mark.parametrize(
-    ("weights", "message"),
+    ("weights", "key"),
     [
-        ({}, "expected.weights.drive_id = null: should be given, or url instead of it"),
-        ({"drive_id": "x", "url": "https://a.org/b"}, "expected.weights.sha256 = null: should be given with url"),
-        (
-            {"drive_id": "x", "sha256": "0" * 64},
-            "expected.weights.sha256 = .*: should be given with url, and only with",
-        ),
-        ({"url": "http://a.org/b", "sha256": "0" * 64}, "expected.weights.url = .*https"),
+        ({}, "drive_id = null"),
+        ({"drive_id": "x", "url": "https://a.org/b"}, "sha256 = null"),
+        ({"drive_id": "x", "sha256": "0" * 64}, 'sha256 = "0000'),
+        ({"url": "http://a.org/b", "sha256": "0" * 64}, 'url = "http://a.org/b"'),
     ],
 )
-def test_weights_have_one_address_and_one_digest(weights: dict[str, str], message: str) -> None:
+def test_weights_have_one_address_and_one_digest(weights: dict[str, str], key: str) -> None:
     expected = {"source": "x", "scores": {"center224": {"top1": 1}}, "weights": {"license": "MIT", **weights}}
-    with pytest.raises(ConfigError, match=message):
-        parse_experiment({"network": {"arch": "resnet18"}, "expected": expected}, "x.json")
+    content = {"network": {"arch": "resnet18"}, "expected": expected}
+    refused(ConfigError, lambda: parse_experiment(content, "x.json"), f"expected.weights.{key}")
 
 
 def test_files_of_original_project_from_before_june_2019_load(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -6,6 +6,7 @@ import copy
 import logging
 from collections import OrderedDict
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,6 +16,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from tests.engine.tiny import MemoryLog, make_config, make_images, run
+from tests.refusals import refused
 from zoo.config.experiment import Experiment
 from zoo.config.network import NetworkSpec
 from zoo.engine.checkpoint import CHECKPOINT, read
@@ -245,8 +247,13 @@ def test_unfitting_file_of_original_raises(
         part = part[key]
     part[place[-1]] = value
     torch.save(saved, tmp_path / "theirs.pth.tar")
-    with pytest.raises((CheckpointError, WeightsError), match=rf"(?s)theirs\.pth\.tar.*{message}"):
-        run(settings(), data, tmp_path / "log", MemoryLog(), build=build, resume=str(tmp_path / "theirs.pth.tar"))
+    _refused(data, tmp_path, message)
+
+
+def _refused(data: Path, folder: Path, *names: str) -> None:
+    path = str(folder / "theirs.pth.tar")
+    train = partial(run, settings(), data, folder / "log", MemoryLog(), build=build, resume=path)
+    refused((CheckpointError, WeightsError), train, "theirs.pth.tar", *names)
 
 
 def test_other_number_of_classes_raises(data: Path, tmp_path: Path) -> None:
@@ -254,5 +261,4 @@ def test_other_number_of_classes_raises(data: Path, tmp_path: Path) -> None:
     for key, shape in (("weight", (5, 8)), ("bias", (5,))):
         saved["state_dict"][f"module.classifier.fc.{key}"] = torch.zeros(shape)
     torch.save(saved, tmp_path / "theirs.pth.tar")
-    with pytest.raises((CheckpointError, WeightsError), match=r"theirs\.pth\.tar.*number of classes"):
-        run(settings(), data, tmp_path / "log", MemoryLog(), build=build, resume=str(tmp_path / "theirs.pth.tar"))
+    _refused(data, tmp_path, "number of classes")

@@ -8,6 +8,7 @@ import os
 import shutil
 import signal
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -20,6 +21,7 @@ from torch import nn
 
 from tests.dist.spawn import run_distributed
 from tests.engine.tiny import SIDE_PX, MemoryLog, build_net, differences, make_config, make_images, run
+from tests.refusals import refused
 from zoo.data.reading import Unreachable, read_bytes
 from zoo.engine.checkpoint import BEST, CHECKPOINT, PREVIOUS, read
 from zoo.engine.reporting import TrainMetrics
@@ -147,23 +149,22 @@ def _exploding_net(forward_passes: int, in_gradient: bool = False) -> Any:
 
 def test_non_finite_loss_stops_run_with_last_good_checkpoint(data: Path, tmp_path: Path) -> None:
     log = MemoryLog()
-    with pytest.raises(NonFiniteLossError, match=rf"not finite at step 8; the last good .*{CHECKPOINT}"):
-        run(make_config(), data, tmp_path, log, build=_exploding_net(8))
+    train = partial(run, make_config(), data, tmp_path, log, build=_exploding_net(8))
+    refused(NonFiniteLossError, train, "step 8", CHECKPOINT)
     assert log.metrics[-1].step == 7
     assert read(tmp_path / CHECKPOINT)["position"]["step"] == 5
 
 
 @pytest.mark.parametrize(
-    ("in_gradient", "every_steps", "message"),
-    [(False, 4, "the loss was not finite at step 3"), (True, 3, "weights are not finite after step 3")],
+    ("in_gradient", "every_steps", "place"), [(False, 4, "loss was not finite at step 3"), (True, 3, "after step 3")]
 )
 def test_bad_numbers_between_two_reports_are_found_before_save(
-    data: Path, tmp_path: Path, in_gradient: bool, every_steps: int, message: str
+    data: Path, tmp_path: Path, in_gradient: bool, every_steps: int, place: str
 ) -> None:
     config = make_config(checkpoint={"every_steps": every_steps}, optimizer={"clip": 0.0})
     build = _exploding_net(3, in_gradient)
-    with pytest.raises(NonFiniteLossError, match=f"{message}; .* has no checkpoint yet"):
-        run(config, data, tmp_path, MemoryLog(), build=build, log_interval=100)
+    train = partial(run, config, data, tmp_path, MemoryLog(), build=build, log_interval=100)
+    refused(NonFiniteLossError, train, place, "no checkpoint")
     assert list(tmp_path.iterdir()) == []
 
 
@@ -182,8 +183,8 @@ def test_unreadable_image_ends_run_with_its_name(tmp_path: Path, workers: int) -
     folder = make_images(tmp_path / "data")
     bad = folder / "train" / "class1" / "5.png"
     bad.write_bytes(bad.read_bytes()[:60])
-    with pytest.raises(DataError, match=r"class1/5\.png"):
-        run(make_config(), folder, tmp_path / "log", MemoryLog(), workers=workers)
+    train = partial(run, make_config(), folder, tmp_path / "log", MemoryLog(), workers=workers)
+    refused(DataError, train, f"{bad}: ")
 
 
 class _Drive:
@@ -210,8 +211,8 @@ def test_fault_of_data_saves_at_step_and_resumed_run_is_bit_identical(
     run(make_config(), data, tmp_path / "straight", MemoryLog())
     with monkeypatch.context() as patch:
         patch.setattr("zoo.data.sources.folder.read_bytes", _Drive(split, count, errno.EIO))
-        with pytest.raises(DataError, match=r"Input/output error; the state is saved in .*: .*--resume auto"):
-            run(make_config(), data, tmp_path / "stopped", MemoryLog())
+        train = partial(run, make_config(), data, tmp_path / "stopped", MemoryLog())
+        refused(DataError, train, f"/{split}/", "Input/output error", str(tmp_path / "stopped"), "--resume auto")
     assert read(tmp_path / "stopped" / CHECKPOINT)["position"]["step"] == step
     run(make_config(), data, tmp_path / "stopped", MemoryLog(), resume="auto")
     ends = [read(tmp_path / name / CHECKPOINT) for name in ("straight", "stopped")]
@@ -220,8 +221,8 @@ def test_fault_of_data_saves_at_step_and_resumed_run_is_bit_identical(
 
 def test_fault_of_first_batch_saves_nothing(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("zoo.data.sources.folder.read_bytes", _Drive("train", 0, errno.ESTALE))
-    with pytest.raises(DataError, match=r"Stale file handle$"):
-        run(make_config(), data, tmp_path / "log", MemoryLog())
+    message = refused(DataError, partial(run, make_config(), data, tmp_path / "log", MemoryLog()), "Stale file handle")
+    assert "saved" not in message
     assert list((tmp_path / "log").iterdir()) == []
 
 
@@ -229,8 +230,8 @@ def test_fault_at_begin_of_later_epoch_names_its_checkpoint(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("zoo.data.sources.folder.read_bytes", _Drive("train", 40, errno.ESTALE))
-    with pytest.raises(DataError, match="the state is saved in"):
-        run(make_config(), data, tmp_path / "log", MemoryLog())
+    train = partial(run, make_config(), data, tmp_path / "log", MemoryLog())
+    refused(DataError, train, "Stale file handle", str(tmp_path / "log"))
     assert [path.name for path in (tmp_path / "log").glob("checkpoint*")] == [CHECKPOINT]
 
 
@@ -240,8 +241,8 @@ def test_fault_of_data_is_named_beside_failed_save(data: Path, tmp_path: Path, m
 
     monkeypatch.setattr("torch.save", fail)
     monkeypatch.setattr("zoo.data.sources.folder.read_bytes", _Drive("train", 17, errno.ESTALE))
-    with pytest.raises(DataError, match=r"Stale file handle; the checkpoint cannot be written .*Input/output error"):
-        run(make_config(), data, tmp_path / "log", MemoryLog())
+    train = partial(run, make_config(), data, tmp_path / "log", MemoryLog())
+    refused(DataError, train, "Stale file handle", "Input/output error")
 
 
 def _end_of_two(data: str, log_dir: str, split: str, count: int, faulty_rank: int) -> str:
@@ -300,26 +301,26 @@ def _rename_class(data: Path) -> None:
 
 
 CHANGES: dict[str, tuple[Callable[[Path], object], str]] = {
-    "an image more": (lambda data: make_images(data, num_train=42), r"\(train.images: 40 before and 42 now"),
-    "replaced": (_replace, r"\(train.names: '\w{12}' before and '\w{12}' now\)"),
-    "moved to another class": (_move, r"\(train.names: '.*now"),
-    "renamed": (_rename_all, r"\(train.names: '.*now"),
-    "other content": (_edit("train"), r"\(train.sizes: '\w{12}' before and '\w{12}' now\)"),
-    "validation image less": (lambda data: (data / "val/class0/2.png").unlink(), r"\(val.images: 6 before and 5 now"),
-    "other content of validation": (_edit("val"), r"\(val.sizes: '\w{12}' before and '\w{12}' now\)"),
-    "class renamed": (_rename_class, "the classes differ from .*class1.*other"),
+    "an image more": (lambda data: make_images(data, num_train=42), "(train.images: 40 before and 42 now"),
+    "replaced": (_replace, "(train.names: '"),
+    "moved to another class": (_move, "(train.names: '"),
+    "renamed": (_rename_all, "(train.names: '"),
+    "other content": (_edit("train"), "(train.sizes: '"),
+    "validation image less": (lambda data: (data / "val/class0/2.png").unlink(), "(val.images: 6 before and 5 now"),
+    "other content of validation": (_edit("val"), "(val.sizes: '"),
+    "class renamed": (_rename_class, "other"),
 }
 
 
-@pytest.mark.parametrize(("change", "words"), CHANGES.values(), ids=CHANGES.keys())
-def test_resume_on_other_images_raises(change: Callable[[Path], object], words: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("change", "key"), CHANGES.values(), ids=CHANGES.keys())
+def test_resume_on_other_images_raises(change: Callable[[Path], object], key: str, tmp_path: Path) -> None:
     data, log_dir, config = make_images(tmp_path / "data"), tmp_path / "log", make_config()
     with pytest.raises(TrainingInterrupted):
         run(config, data, log_dir, MemoryLog(_terminate_at(7)))
     saved = read(log_dir / CHECKPOINT)
     change(data)
-    with pytest.raises(CheckpointError, match=f"{words}.*; .*--weights and another --log-dir"):
-        run(config, data, log_dir, MemoryLog(), resume="auto")
+    train = partial(run, config, data, log_dir, MemoryLog(), resume="auto")
+    refused(CheckpointError, train, key, "--weights", "--log-dir")
     assert differences(read(log_dir / CHECKPOINT), saved) == []
 
 
@@ -327,8 +328,8 @@ def test_finished_run_on_other_validation_images_raises(data: Path, tmp_path: Pa
     own = Path(shutil.copytree(data, tmp_path / "data"))
     run(make_config(), own, tmp_path / "log", MemoryLog())
     _edit("val")(own)
-    with pytest.raises(CheckpointError, match=r"val\.sizes"):
-        run(make_config(), own, tmp_path / "log", MemoryLog(), resume="auto")
+    train = partial(run, make_config(), own, tmp_path / "log", MemoryLog(), resume="auto")
+    refused(CheckpointError, train, "val.sizes")
 
 
 def _terminate_at(step: int) -> Callable[[TrainMetrics], None]:
@@ -342,7 +343,7 @@ def _terminate_at(step: int) -> Callable[[TrainMetrics], None]:
 @pytest.mark.parametrize("step", [3, 5, 7])
 def test_signal_saves_at_step_and_resumed_run_is_bit_identical(data: Path, tmp_path: Path, step: int) -> None:
     run(make_config(), data, tmp_path / "straight", MemoryLog())
-    with pytest.raises(TrainingInterrupted, match=rf"SIGTERM at step {step} .*--resume auto") as caught:
+    with pytest.raises(TrainingInterrupted, match=rf"SIGTERM at step {step} ") as caught:
         run(make_config(), data, tmp_path / "stopped", MemoryLog(_terminate_at(step)))
     assert caught.value.exit_code == 75
     assert read(tmp_path / "stopped" / CHECKPOINT)["position"]["step"] == step

