@@ -50,32 +50,3 @@ def test_model_prints_and_writes_table_and_draws_plot(tmp_path: Path, capsys: py
     name = "resnet18 (1-1-1-1)"
     assert {record["subject"] for record in content["records"]} == {name}
     assert (tmp_path / "model.png").read_bytes().startswith(b"\x89PNG")
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["model", "resnet19"], "resnet18"),
-        (["model", "resnet18", "--strategies", "magic"], "std-BN checkpointed"),
-        (["model", "resnet18", "--plot", "--rounds", "0"], "a plot needs times"),
-    ],
-)
-def test_user_errors_print_one_message(
-    words: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-):
-    assert main(["benchmark", *words, "--out", str(tmp_path / "x")]) == 2
-    error = capsys.readouterr().err
-    assert error.startswith("zoo benchmark ")
-    assert message in error
-    assert not list(tmp_path.iterdir())
-
-
-@pytest.mark.parametrize(
-    "words",
-    [["layer", "--shapes", "2"], ["layer", "--rounds", "0"], ["model", "resnet18", "--budgets", "2"]],
-)
-def test_wrong_arguments_exit_with_code_2(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as error:
-        main(["benchmark", *words])
-    assert error.value.code == 2
-    assert "usage: zoo benchmark" in capsys.readouterr().err

@@ -12,6 +12,7 @@ import torch
 
 import zoo
 from tests.engine.tiny import make_images
+from tests.refusals import refused
 from zoo.cli import main
 from zoo.engine.checkpoint import read
 from zoo.remat.lean import is_lean
@@ -64,8 +65,7 @@ def test_zoo_get_builds_network_of_checkpoint(trained: tuple[str, Path, Path]) -
     assert model.pretrained_cfg["crop"] == 32
     assert type(zoo.transforms(model)).__name__ == "ValTransform"
     assert zoo.load_network(path).class_names == ["class0", "class1"]
-    with pytest.raises(zoo.WeightsError, match=f"arch='{arch}' in the file, but arch='resnet18' is asked for"):
-        zoo.get("resnet18", weights=path)
+    refused(zoo.WeightsError, lambda: zoo.get("resnet18", weights=path), f"arch='{arch}'", "arch='resnet18'")
 
 
 def test_classifier_for_other_classes_is_left_out(
@@ -103,17 +103,16 @@ def _changed(checkpoint: Path, path: Path, **changes: Any) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("changes", "words"),
+    ("changes", "key"),
     [
-        ({"norm": "standard"}, "network.norm = .*is not for .*own layers"),
-        ({"options": {"pretrained": True}}, "network.options: pretrained asks for other weights"),
-        ({"num_classes": 3}, "does not fit|names for"),
-        ({"arch": "torchvision:resnet18"}, "does not fit ResNet"),
+        ({"norm": "standard"}, "network.norm = "),
+        ({"options": {"pretrained": True}}, "network.options: pretrained"),
+        ({"num_classes": 3}, "x.pth"),
+        ({"arch": "torchvision:resnet18"}, "ResNet"),
     ],
 )
 def test_impossible_records_fail(
-    changes: dict[str, Any], words: str, trained: tuple[str, Path, Path], tmp_path: Path
+    changes: dict[str, Any], key: str, trained: tuple[str, Path, Path], tmp_path: Path
 ) -> None:
-    _arch, checkpoint, _ = trained
-    with pytest.raises(zoo.WeightsError, match=words.replace("resnet.*", ".*")):
-        zoo.get(_changed(checkpoint, tmp_path / "x.pth", **changes))
+    path = _changed(trained[1], tmp_path / "x.pth", **changes)
+    refused(zoo.WeightsError, lambda: zoo.get(path), key)

@@ -64,14 +64,6 @@ def test_help_and_usage_errors_need_no_import_of_torch() -> None:
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
-def test_user_error_prints_one_message_without_traceback(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["train", "no-such-file.json", "data"]) == 2
-    error = capsys.readouterr().err
-    assert error.startswith("zoo train: ")
-    assert "no-such-file.json" in error
-    assert "Traceback" not in error
-
-
 def test_debug_prints_traceback_of_user_error(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["train", "no-such-file.json", "data", "--debug"]) == 2
     assert "Traceback" in capsys.readouterr().err
@@ -94,19 +86,3 @@ def test_exit_code_matches_error(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr("zoo.registry.names.list_models", fail)
     assert main(["list"]) == 75
-
-
-@pytest.mark.parametrize(
-    ("command", "message"),
-    [
-        ("train a b --helpp", "unrecognized arguments: --helpp"),
-        ("trian a b", "invalid choice: 'trian' (choose from "),
-        ("data", "the following arguments are required: KIND"),
-        ("segment a b c --scales=__import__('os').abort()", "invalid float value"),
-    ],
-)
-def test_wrong_command_or_option_is_named(command: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as error:
-        main(command.split())
-    assert error.value.code == 2
-    assert message in capsys.readouterr().err

@@ -73,17 +73,3 @@ def test_segment_goes_on_after_broken_image_and_exits_with_code_2(
     assert "broken.png" in output.err
     assert "1 of 2 images could not be segmented and are listed above" in output.err
     assert _written(tmp_path / "out") == {"palette/a.png"}
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (("--scales", "1", "0"), "scales = 1.0, 0.0: give one or more numbers above 0"),
-        (("--longest-side", "100000"), "longest_side = 100000: give a number from 1 to 9459"),
-    ],
-)
-def test_invalid_options_raise_before_anything_is_loaded(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], words: tuple[str, ...], message: str
-) -> None:
-    assert _run("segment", "no-such-network", tmp_path, tmp_path / "out", *words) == 2
-    assert message in capsys.readouterr().err

@@ -33,9 +33,3 @@ def test_pattern_selects_settings_by_their_dotted_name(
     assert main(["settings", pattern]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[0] for line in lines if line.startswith("  ") and not line.startswith("   ")] == keys
-
-
-def test_unknown_setting_names_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["settings", "optimizer.learning_rat"]) == 0
-    assert main(["settings", "optimizer.lerning_rate"]) == 2
-    assert "the nearest names are optimizer.learning_rate" in capsys.readouterr().err

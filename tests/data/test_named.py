@@ -182,11 +182,6 @@ def test_files_missing_from_hub_raise(hub: Path, tmp_path: Path) -> None:
     refused(DataError, lambda: open_data(other), "column image of type Image", "a: Value, b: Value")
 
 
-def test_name_instead_of_file_raises(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["data", "shard", "torchvision:CIFAR10", "out"]) == 2
-    assert "a data set by name has no folders of files" in capsys.readouterr().err
-
-
 def test_rows_with_image_and_label_are_accepted(tmp_path: Path) -> None:
     class Rows(torch.utils.data.Dataset):
         classes = ("ant", "bee")

@@ -501,7 +501,7 @@ NAMED = Items((X, 0), ["cat", "dog"])
         (make_module(), (Noise(), Noise(label=-1)), [" of Noise: ", "label is -1"]),
         (make_module(), (Items((X, -1)),), ["item 0 of Items: ", "label is -1"]),
         (make_module(), (Items((X.double(), 0)),), ["item 0 of Items: ", "torch.float64"]),
-        (make_module(), (Sizes(),), ["of Sizes: ", "6 x 6 px", "6 x 7 px"]),
+        (make_module(), (Sizes(),), ["of Sizes: ", "(3, 6, 6)", "(3, 7, 6)"]),
         (make_module(), (Items(X),), ["item 0 of Items: ", "tensor", "pair ("]),
         (make_module(), (Items((X, 0.5)),), ["item 0 of Items: ", "label is 0.5"]),
         (make_module(), (Items(("a.png", 0)),), ["a str"]),

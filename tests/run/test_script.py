@@ -322,25 +322,6 @@ def test_interrupt_ends_script_with_report(folder: Path) -> None:
     assert errors.rstrip().endswith("KeyboardInterrupt")
 
 
-def test_missing_script_exits_with_2(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    from zoo.cli import main
-
-    assert main(["lean", str(folder / "trian.py")]) == 2
-    assert "trian.py" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("name", ["zoo_no_such_module", "zoo_no.such.module", "json"])
-def test_missing_module_exits_with_2(
-    name: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from zoo.cli import main
-
-    monkeypatch.setattr(sys, "path", list(sys.path))
-    monkeypatch.setattr(sys, "argv", list(sys.argv))
-    assert main(["lean", "-m", name]) == 2
-    assert name in capsys.readouterr().err
-
-
 def test_commands_of_packages_are_scripts(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     command, binary = folder / "train-net", folder / "train-bin"
     command.write_text("#!/usr/bin/env python3\n")

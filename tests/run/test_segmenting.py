@@ -154,7 +154,7 @@ def test_source_without_images_raises(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("extra", "out", "names"), [("b.tif", "out", ["b.JPG and of ", "b.tif"]), (None, "in/out", ["in/out"])]
+    ("extra", "out", "names"), [("b.tif", "out", ["b.JPG and of ", "b.tif"]), (None, "in/out", ["OUT", "IN"])]
 )
 def test_clashing_names_raise(tmp_path: Path, extra: str | None, out: str, names: list[str]) -> None:
     images, network = _images(tmp_path / "in"), _network()
