@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from PIL import Image
 
+from tests.refusals import refused
 from zoo.benchmark import plot_style
 from zoo.benchmark.plot_style import COLORS, GRAY, LINE_STYLES, Line, Panel, draw_panels
 from zoo.errors import ConfigError
@@ -97,5 +98,4 @@ def test_names_of_points_do_not_overlap(figures: list[Any]) -> None:
 
 def test_without_matplotlib_error_names_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    with pytest.raises(ConfigError, match="--no-plot"):
-        plot_style.check_matplotlib()
+    refused(ConfigError, lambda: plot_style.check_matplotlib(), "--no-plot")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from functools import partial
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from tests.dist.spawn import run_distributed
 from tests.formula import relative_error
+from tests.refusals import refused
 from tests.step import step
 from zoo.layers import (
     ABN,
@@ -147,8 +149,7 @@ def test_recomputation_gets_its_input_in_layout_of_forward(layout):
 @pytest.mark.parametrize("shape", [(2, 7, 4, 4), (8,)])
 def test_odd_channels_raise(shape):
     for call in (network()[1], network()[1].inverse):
-        with pytest.raises(ValueError, match="need an even C, got"):
-            call(torch.randn(shape))
+        refused(ValueError, partial(call, torch.randn(shape)), "even C")
 
 
 @pytest.mark.parametrize("grad", [True, False])
@@ -249,13 +250,11 @@ def test_norms_changed_before_backward_raise():
     x = torch.randn(3, 4, 5, 5)
     y = chain(x)
     chain.eval()
-    with pytest.raises(RuntimeError, match="switched between training and evaluation"):
-        y.sum().backward()
+    refused(RuntimeError, lambda: y.sum().backward(), "training", "evaluation")
     y = chain(x)
     chain.train()(x)  # moves the statistics that the first pass has used
     chain.eval()
-    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
-        y.sum().backward()
+    refused(RuntimeError, lambda: y.sum().backward(), "modified by an inplace operation")
 
 
 class Reads(nn.Module):
@@ -289,8 +288,7 @@ def test_branch_reading_another_gradient_tensor_raises(kind, blocks, grid_bits):
     if kind in ("detached", "constant"):
         loss.backward()
         return
-    with pytest.raises(RuntimeError, match=r"branch Reads .* depends on a tensor of shape .* gradient would be lost"):
-        loss.backward()
+    refused(RuntimeError, lambda: loss.backward(), "branch Reads", "gradient")
 
 
 def test_stored_chain_has_gradients_of_tensors_read_by_branches():

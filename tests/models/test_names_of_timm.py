@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import zoo
+from tests.refusals import refused
 from zoo.config.architectures import ARCHITECTURES
 from zoo.convert import to_torchvision
 from zoo.memory.allocations import measure_memory
@@ -70,8 +71,9 @@ def test_nonexistent_intermediates_are_named() -> None:
     ]:
         with pytest.raises(zoo.ConfigError, match=message):
             model.forward_intermediates(images, indices)
-    with pytest.raises(zoo.ConfigError, match="output_fmt: ResNet has feature maps 'NCHW', not 'NLC'"):
-        model.forward_intermediates(images, output_fmt="NLC")
+    refused(
+        zoo.ConfigError, lambda: model.forward_intermediates(images, output_fmt="NLC"), "output_fmt", "'NCHW'", "'NLC'"
+    )
 
 
 def _layers_of(model: Any, coarse: bool = False) -> dict[str, int]:

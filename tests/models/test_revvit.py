@@ -14,6 +14,7 @@ from torch import Tensor
 import zoo
 from tests.formula import relative_error
 from tests.nets import STRUCTURES, build, differing, images, small_architectures
+from tests.refusals import refused
 from zoo.benchmark.depth import PROVIDERS
 from zoo.cli import main
 from zoo.config.network import Spec
@@ -111,8 +112,7 @@ def test_checkpoint_of_authors_is_loaded_strictly(tmp_path, caplog):
     state = source.state_dict()
     state["rev_backbone.layers.0.F.attn.qkv.weight"] = state.pop("rev_backbone.layers.0.F.attn.q.weight")
     torch.save({"model_state": state}, path)
-    with pytest.raises(zoo.WeightsError, match=r"missing in the file \(1\): .*attn\.q\.weight"):
-        zoo.get("revvit_s", weights=path)
+    refused(zoo.WeightsError, lambda: zoo.get("revvit_s", weights=path), "missing in the file (1)", "attn.q.weight")
 
 
 @small_architectures()
@@ -208,8 +208,7 @@ def test_unsupported_settings_raise(arguments, message):
 
 
 def test_images_of_another_size_raise():
-    with pytest.raises(zoo.ConfigError, match=r"20 x 32 pixels.*32 x 32"):
-        build("revvit_s")(torch.randn(1, 3, 20, 32))
+    refused(zoo.ConfigError, lambda: build("revvit_s")(torch.randn(1, 3, 20, 32)), "20 x 32 pixels", "32 x 32")
 
 
 @pytest.mark.slow

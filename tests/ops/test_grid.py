@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from tests.ops.grid_cases import expected, terms
+from tests.refusals import refused
 from zoo.errors import ConfigError, VerificationError
 from zoo.layers import ReversibleBlock, ReversibleSequential
 from zoo.layers.invertible import InvertibleLeakyReLU
@@ -57,8 +58,7 @@ def test_rounding_to_grid_can_be_exported():
 
 @pytest.mark.parametrize("bits", [-1, 23, 14.5, True, "14"])
 def test_grid_that_does_not_exist_raises(bits):
-    with pytest.raises(ConfigError, match="grid_bits must be a whole number from 0 to 22, got"):
-        round_to_grid(torch.zeros(1), bits)
+    refused(ConfigError, lambda: round_to_grid(torch.zeros(1), bits), "grid_bits", "0 to 22")
 
 
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
@@ -176,16 +176,14 @@ def test_changed_parameter_is_named_with_block():
     chain = chain_of(Scaled(), Scaled(), Scaled())
     y = chain(images())
     chain[2].f.scale.data.mul_(1.01)
-    with pytest.raises(VerificationError, match=r"block 2 of the blocks 0 to 2.*change no parameters or buffers"):
-        y.sum().backward()
+    refused(VerificationError, lambda: y.sum().backward(), "block 2", "parameters or buffers")
 
 
 def test_changed_branch_is_named_in_single_link():
     chain = chain_of(Scaled(), Scaled())
     y1, y2 = run_chain(list(chain), *images().chunk(2, 1), grid_bits=chain.grid_bits)
     chain[1].g.scale.data.mul_(1.5)
-    with pytest.raises(VerificationError, match="block 1 of the blocks 0 to 1"):
-        (y1 + y2).sum().backward()
+    refused(VerificationError, lambda: (y1 + y2).sum().backward(), "block 1")
 
 
 def test_single_wrong_value_is_enough():
@@ -197,8 +195,7 @@ def test_single_wrong_value_is_enough():
             output.data.view(-1)[7] += 2.0**-14
 
     chain[0].f.register_forward_hook(disturb)
-    with pytest.raises(VerificationError, match="block 0 of the blocks 0 to 2"):
-        chain(images()).sum().backward()
+    refused(VerificationError, lambda: chain(images()).sum().backward(), "block 0")
 
 
 def test_negative_zeros_are_reconstructed_too():
@@ -214,14 +211,20 @@ def test_without_grid_nothing_is_compared():
 
 
 def test_layers_off_the_grid_raise():
-    with pytest.raises(ConfigError, match=r"grid_bits is 14 for a chain, but None for its block 0 \(InvertibleLeaky"):
-        run_chain([InvertibleLeakyReLU(0.5)], images(), grid_bits=14)
+    refused(
+        ConfigError,
+        lambda: run_chain([InvertibleLeakyReLU(0.5)], images(), grid_bits=14),
+        "grid_bits",
+        "14",
+        "None",
+        "block 0",
+        "InvertibleLeakyReLU",
+    )
     block = ReversibleBlock(Scaled(), Scaled(), grid_bits=12)
-    with pytest.raises(ConfigError, match=r"grid_bits is None for a chain, but 12 for its block 1 \(ReversibleBlock"):
-        ReversibleSequential([PairPool(), block])(images())
+    refused(
+        ConfigError, lambda: ReversibleSequential([PairPool(), block])(images()), "grid_bits", "None", "12", "block 1"
+    )
     chain = chain_of(Scaled(), grid_bits=None)
     chain.grid_bits = 14
-    with pytest.raises(ConfigError, match=r"None for its block 0 .*; pass grid_bits to ReversibleSequential"):
-        chain(images())
-    with pytest.raises(ConfigError, match=r"single precision, got torch\.bfloat16; .*torch\.autocast"):
-        chain_of(Scaled())(images().bfloat16())
+    refused(ConfigError, lambda: chain(images()), "None", "block 0", "ReversibleSequential")
+    refused(ConfigError, lambda: chain_of(Scaled())(images().bfloat16()), "torch.bfloat16", "torch.autocast")

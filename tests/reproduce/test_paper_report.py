@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.refusals import refused
 from tests.reproduce.scoreboards import ENVIRONMENT, found, number, publish, section
 from zoo.benchmark.plot_style import Line, Panel
 from zoo.errors import ConfigError
@@ -56,8 +57,7 @@ ONE, TWO = number("table3/one"), number("table3/two", 5.17)
 def test_non_report_file_raises(tmp_path: Path, text: str) -> None:
     assert read_report(tmp_path, "revnet") == []
     (tmp_path / "revnet.json").write_text(text)
-    with pytest.raises(ConfigError, match=r"revnet\.json: .*not written by zoo reproduce"):
-        read_report(tmp_path, "revnet")
+    refused(ConfigError, lambda: read_report(tmp_path, "revnet"), "revnet.json", "zoo reproduce")
 
 
 def test_unpublished_number_has_no_comparison(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

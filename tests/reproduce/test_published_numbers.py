@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from tests.refusals import refused
 from zoo.config.architectures import ARCHITECTURES
 from zoo.config.parse import experiments_dir, load_experiment
 from zoo.reproduce.published_numbers import PUBLISHED_DIR, PublishedNumber, published_number, published_numbers
@@ -91,10 +92,14 @@ def test_number_needs_id_and_one_of_four_kinds() -> None:
     number = published_number("inplace_abn", "table1/resnext101_stdbn_lr_256/center224/top1")
     assert number.id == "inplace_abn/table1/resnext101_stdbn_lr_256/center224/top1"
     assert (number.paper, number.number, number.text, number.kind) == ("inplace_abn", 77.04, "77.04", "printed")
-    with pytest.raises(ValueError, match="kind"):
-        of(1, "1", kind="guessed")
-    with pytest.raises(ValueError, match="\nid\n"):
-        PublishedNumber(item="a", quantity="b", value=1, kind="printed", evidence="count", quotation="1", place="c")
+    refused(ValueError, lambda: of(1, "1", kind="guessed"), "kind")
+    refused(
+        ValueError,
+        lambda: PublishedNumber(
+            item="a", quantity="b", value=1, kind="printed", evidence="count", quotation="1", place="c"
+        ),
+        "\nid\n",
+    )
 
 
 def published_as(name: str, protocol: str, metric: str, value: float) -> list[str]:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from tests.refusals import refused
 from tests.reproduce.runs import EXPERIMENT, make_run, run_of
 from zoo.errors import ConfigError
 from zoo.reproduce.papers import PAPERS
@@ -96,8 +97,7 @@ def test_folder_without_runs_is_user_error(text: str | None, tmp_path: Path) -> 
     if text is not None:
         path = tmp_path / "x.json"
         path.write_text(text)
-    with pytest.raises(ConfigError, match=r"--runs .*: training runs cannot be read "):
-        read_runs([path], EXPERIMENTS)
+    refused(ConfigError, lambda: read_runs([path], EXPERIMENTS), "--runs")
 
 
 def test_incomplete_runs_are_left_out_with_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import zoo
+from tests.refusals import refused
 from zoo.config.architectures import ARCHITECTURES
 from zoo.errors import ConfigError, WeightsError
 from zoo.layers import InPlaceABN, InPlaceABNSync
@@ -87,13 +88,15 @@ def test_checkpoint_describes_its_network(model: nn.Module, tmp_path: Path) -> N
 
 def test_files_of_the_other_task_name_command_for_them(model: nn.Module, body_file: Path, tmp_path: Path) -> None:
     deeplab = write(tmp_path / "deeplab.pth", {"state_dict": container(model)})
-    with pytest.raises(WeightsError, match=r"weights of a segmentation network.*pass them to deeplab_\* or pyr"):
-        zoo.get("resnet18", norm="inplace", weights=deeplab)
-    with pytest.raises(WeightsError, match="arch='resnet18' in the file, but arch='deeplab_resnet18' is asked for"):
-        zoo.get("deeplab_resnet18", weights=body_file)
+    refused(WeightsError, lambda: zoo.get("resnet18", norm="inplace", weights=deeplab), "segmentation", "deeplab_*")
+    refused(
+        WeightsError,
+        lambda: zoo.get("deeplab_resnet18", weights=body_file),
+        "arch='resnet18'",
+        "arch='deeplab_resnet18'",
+    )
     bare = write(tmp_path / "bare.pth", read_state_dict(body_file))
-    with pytest.raises(WeightsError, match=r"(?s)not the weights of a segmentation network.*pass them as body_weights"):
-        zoo.get("deeplab_resnet18", weights=bare)
+    refused(WeightsError, lambda: zoo.get("deeplab_resnet18", weights=bare), "segmentation", "body_weights")
 
 
 def test_body_loads_classification_weights_and_logs_skipped_keys(

@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 
 from tests.formula import activated_batch_norm, relative_error
+from tests.refusals import refused
 from zoo.benchmark.variants import STRATEGIES, bn_act_conv
 from zoo.ops.abn.kernels import KERNELS
 from zoo.ops.abn.norm_act_conv import join, norm_act_conv
@@ -129,15 +130,13 @@ def test_input_modified_before_backward_raises():
     x = x * 1
     out = run(*parameters, x)
     x.detach().add_(1)
-    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
-        out.sum().backward()
+    refused(RuntimeError, lambda: out.sum().backward(), "modified by an inplace operation")
 
 
 def test_differentiating_twice_raises():
     tensors = leaves()
     (dx,) = torch.autograd.grad(run(*tensors).square().sum(), tensors[-1], create_graph=True)
-    with pytest.raises(RuntimeError, match="has no second derivatives"):
-        dx.sum().backward()
+    refused(RuntimeError, lambda: dx.sum().backward(), "second derivatives")
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
