@@ -28,7 +28,6 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("lr", 'settings={"optimizer.learning_rate": ...}'),
         ("weight_decay", 'settings={"optimizer.weight_decay": ...}'),
         ("amp", 'settings={"training.amp": ...}'),
-        ("pretrained", "weights"),
         ("device", "CUDA_VISIBLE_DEVICES"),
         ("epoch", "epochs"),
     ],

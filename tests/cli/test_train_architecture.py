@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 from unicodedata import normalize
 
 import pytest
@@ -26,7 +27,9 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_architecture_is_trained_by_its_name(
     name: str, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def one_epoch(network: Spec, folder: Path, sections: None = None) -> zoo.config.experiment.Experiment:
+    def one_epoch(
+        network: Spec, folder: Path, sections: dict[str, Any] | None = None
+    ) -> zoo.config.experiment.Experiment:
         settings = default_experiment(network, folder).model_dump(mode="json")
         settings["optimizer"]["schedule"]["epochs"] = 1
         settings["input"] |= {"crop_train": 32, "scale_val": 32, "crop_val": 32}
@@ -35,7 +38,7 @@ def test_architecture_is_trained_by_its_name(
     monkeypatch.setattr("zoo.registry.experiments.default_experiment", one_epoch)
     assert main(["train", name, str(data), "--log-dir", str(tmp_path / "log"), "-j", "0"]) == 0
     printed = capsys.readouterr().err
-    assert f"{name} is an architecture, not an experiment, and is trained with default settings" in printed
+    assert f"{name} with default settings; experiment.json in the log folder has all of them" in printed
     assert load_experiment(tmp_path / "log" / "experiment.json") == one_epoch(parse_spec({"arch": name}, name), data)
     model = zoo.get(tmp_path / "log" / "checkpoint.pth.tar")
     assert type(model) is type(zoo.get(name, num_classes=2))

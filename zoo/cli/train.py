@@ -52,8 +52,11 @@ class Train(Command, ProcessOptions):
     resume: str | None = option(metavar="PATH")
     """Checkpoint to continue from; 'auto' takes the newest good one of the log folder, if there is one."""
     weights: str | None = option(metavar="FILE")
-    """Weights file to start from instead of random weights. A segmentation network takes a classifier's weights into
-    its body."""
+    """Weights file, or name of published weights, to start from instead of random weights. A segmentation network takes
+    a classifier's weights into its body."""
+    pretrained: bool = False
+    """Start from the published weights of CONFIG (zoo list --pretrained), or of torchvision:NAME or timm:NAME, which
+    are downloaded. A classifier for other classes is new."""
     settings: tuple[Annotated[tuple[str, Any], parse_setting], ...] = option(
         "--set", action="append", nargs=None, metavar="KEY=VALUE"
     )
@@ -89,20 +92,24 @@ class Train(Command, ProcessOptions):
         from zoo.config.parse import parse_experiment
         from zoo.data.named import open_data
         from zoo.engine.process import open_process
-        from zoo.registry.experiments import experiment_for
+        from zoo.registry.experiments import experiment_for, with_pretrained
         from zoo.run.training import train_experiment
 
         data, log_dir = open_data(self.data), self.log_dir or RUNS_DIR / Path(self.config).name.removesuffix(".json")
+        network: Any = self.config
+        weights = self.weights
+        if self.pretrained:
+            network, weights = with_pretrained(network, weights)
         config = experiment_for(
-            self.config, data, self.epochs, self.batch_size, self.memory,
-            replicas=self.replicas, replaced=dict(self.settings or ()),
+            network, data, self.epochs, self.batch_size, self.memory,
+            replicas=self.replicas, replaced=dict(self.settings or ()), weights=weights,
         )  # fmt: skip
         if self.seed is not None:
             config = parse_experiment({**config.model_dump(mode="json"), "seed": self.seed}, f"seed {self.seed}")
         with open_process(self.dist_backend) as process:
             train_experiment(
                 config, data, log_dir, process,
-                workers=self.workers, log_every=self.log_every, resume=self.resume, weights=self.weights,
+                workers=self.workers, log_every=self.log_every, resume=self.resume, weights=weights,
                 log_hist=self.log_hist,
             )  # fmt: skip
         return 0

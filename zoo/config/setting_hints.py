@@ -39,11 +39,6 @@ def hint_for(name: str, options: Iterable[str], write_option: str, write_setting
     name = name.replace("-", "_").lower()
     if name in ("device", "gpu", "gpus", "cuda", "cpu"):
         return OF_DEVICE
-    if name == "pretrained":
-        return (
-            f"begin with a file or published weights ({write_option}weights), or for a network of timm or torchvision "
-            f"with the weights of its package: {write_setting('network.options.pretrained')}"
-        )
     known = {each.replace("-", "_"): each for each in options}
     if (settings := COMMON_NAMES.get(name) or settings_named(name)) and name not in known:
         return f"to set {' and '.join(settings)}, write {' '.join(map(write_setting, settings))}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fnmatch
+import logging
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,7 +20,10 @@ from zoo.config.record import Preprocessing
 from zoo.config.section import parse_section
 from zoo.errors import ConfigError, join_names, nearest, truncate
 from zoo.remat.lean import lean
+from zoo.tables import counted
 from zoo.torch_internals.data import tree_leaves
+
+logger = logging.getLogger(__name__)
 
 
 def split_name(name: str) -> tuple[str, str] | None:
@@ -130,7 +134,23 @@ def build_external(
     except (TypeError, ValueError, AssertionError, RuntimeError, OSError) as error:
         raise ConfigError(f"{name} cannot be built: {error}") from error
     assert isinstance(model, nn.Module)
+    if (
+        pretrained
+        and num_classes is not None
+        and num_classes != (known := _count_pretrained_classes(package, own_name))
+    ):
+        logger.warning(
+            "%s: the classifier of its weights has %s and the network %d: the network keeps its initial classifier",
+            name, counted(known, "class"), num_classes,
+        )  # fmt: skip
     return lean(model) if memory == LEAN else model
+
+
+def _count_pretrained_classes(package: str, name: str) -> int:
+    """Return the number of classes of the weights that a package has for a network."""
+    if package == "timm":
+        return int(import_module("timm").get_pretrained_cfg(name).num_classes)
+    return len(import_module("torchvision.models").get_model_weights(name).DEFAULT.meta["categories"])
 
 
 def _with_classifier_of(model: nn.Module, other: nn.Module) -> nn.Module:

@@ -15,6 +15,8 @@ from zoo.config.architectures import LEAN, architecture
 from zoo.config.experiment import Experiment, Input
 from zoo.config.network import ExternalSpec, Spec
 from zoo.config.parse import load_experiment, parse_experiment, replace_settings
+from zoo.config.published import published
+from zoo.config.record import Preprocessing
 from zoo.config.section import parse_section
 from zoo.data.dataset import open_classes
 from zoo.data.map_dataset import Datasets, MapDataset, class_names_of
@@ -22,9 +24,11 @@ from zoo.data.sources.location import DataPath
 from zoo.data.transforms.classification import TrainTransform
 from zoo.errors import ConfigError, DataError
 from zoo.models.build import build_on_meta
+from zoo.models.external import own_preprocessing
 from zoo.registry.load_network import LoadedNetwork
-from zoo.registry.open import INPUTS, find_network
+from zoo.registry.open import INPUTS, find_network, only_variant
 from zoo.remat.lean import is_lean
+from zoo.weights import digests_of, read_weights
 
 logger = logging.getLogger(__name__)
 
@@ -128,23 +132,28 @@ def experiment_for(
     settings: Experiment | Mapping[str, Any] | str | os.PathLike[str] | None = None,
     replicas: int | None = None,
     replaced: Mapping[str, Any] | None = None,
+    weights: str | os.PathLike[str] | None = None,
 ) -> Experiment:
     """Return the experiment with this name or path; for a network, the default experiment with ``settings``.
 
-    The default experiment has as many classes as ``data``. ``replaced`` are the ``settings`` of `zoo.train`, which
-    documents the other arguments too. Raises ConfigError for an unknown name (with the nearest names), for two
+    The default experiment has as many classes as ``data``. For an architecture with ``weights``, it prepares images as
+    for these weights, see `_images_of`. ``replaced`` are the ``settings`` of `zoo.train`, which documents the other
+    arguments too. Raises ConfigError for an unknown name (with the nearest names), for two
     experiments, and for published weights without the settings of their training.
     """
     if isinstance(network, LoadedNetwork):
         network = network.experiment if settings is None else network.model
     elif isinstance(network, (str, os.PathLike)):
         network = open_experiment(network)
-        if isinstance(network, Spec) and settings is None:
+    if isinstance(network, Spec):
+        if settings is None:
             logger.info(
-                "%s is an architecture, not an experiment, and is trained with default settings. experiment.json in "
-                "the log folder will hold all of them; zoo train accepts an edited copy of that file",
+                "%s with default settings; experiment.json in the log folder has all of them, and zoo train accepts an "
+                "edited copy of that file",
                 network.arch,
             )
+        if settings is None or isinstance(settings, Mapping):
+            settings = {**_images_of(network, weights), **(settings or {})}
     if not isinstance(network, Experiment):
         if isinstance(settings, (str, os.PathLike)):
             settings = load_experiment(Path(settings))
@@ -157,6 +166,52 @@ def experiment_for(
         raise ConfigError(what, "experiment", "give a network and an experiment, or an experiment alone")
     _check_recipe(network)
     return with_changes(network, epochs, batch_size, memory, replicas, replaced)
+
+
+def with_pretrained(
+    name: str | os.PathLike[str], weights: str | os.PathLike[str] | None = None
+) -> tuple[Experiment | Spec, str | None]:
+    """Return the network or the experiment that a name stands for, and the name of published weights to start from.
+
+    A network of another package gets an option for its weights, and no name of weights. A published variant fixes the
+    layers of its architecture; an experiment of one's own keeps its settings.
+
+    Raises ConfigError for an unknown name and for ``weights``, which would be a second source, and WeightsError for a
+    network without published weights, or with several.
+    """
+    if weights is not None:
+        raise ConfigError("there are two sources of weights", name, "give one of pretrained and weights")
+    opened, found = find_network(name), open_experiment(name)
+    if isinstance(opened.spec, ExternalSpec):
+        options = {**opened.spec.options, "pretrained": True}
+        if isinstance(found, Experiment):
+            return with_changes(found, replaced={"network.options": options}), None
+        return opened.spec.changed(options=options), None
+    if isinstance(found, Experiment) and opened.name not in published():
+        return found, only_variant(found.network.arch)
+    variant = only_variant(opened.name)
+    of_variant = published()[variant].experiment.network.given()
+    section = {key: value for key, value in of_variant.items() if key != "num_classes"}
+    return parse_section(type(opened.spec), section, variant), variant
+
+
+def _images_of(spec: Spec, weights: str | os.PathLike[str] | None) -> dict[str, Any]:
+    """Return a section ``input`` with the preprocessing that belongs to initial weights; empty if it is unknown.
+
+    Files of zoo describe it, and packages describe it for their own weights. Training crops get the size of the
+    validation crop.
+    """
+    is_pretrained = isinstance(spec, ExternalSpec) and spec.options.get("pretrained")
+    if weights is None and not is_pretrained:
+        return {}
+    images: Preprocessing | None = None
+    if weights is not None:
+        known = published().get(os.fspath(weights))
+        record = known.experiment.record() if known is not None else read_weights(weights).record
+        images = None if record is None else record.preprocessing
+    if images is None and isinstance(spec, ExternalSpec):
+        images = own_preprocessing(spec.arch, digests_of(weights)["sha256"] if weights is not None else None)
+    return {} if images is None else {"input": {**images.model_dump(), "crop_train": images.crop_val}}
 
 
 def open_experiment(name: str | os.PathLike[str]) -> Experiment | Spec:

@@ -37,7 +37,7 @@ from zoo.engine.trainer import Trainer
 from zoo.errors import ConfigError, DataError, escape
 from zoo.models.build import build_on_meta
 from zoo.models.external import check_logits
-from zoo.registry.experiments import experiment_for
+from zoo.registry.experiments import experiment_for, with_pretrained
 from zoo.registry.get import build_from_config
 from zoo.registry.load_network import LoadedNetwork
 from zoo.remat.lean import is_lean, lean
@@ -94,6 +94,7 @@ def train(
     log_every: int = 10,
     resume: str | None = None,
     weights: str | None = None,
+    pretrained: bool = False,
     log_hist: bool = False,
     verbose: bool = True,
     **unknown: NoReturn,
@@ -133,7 +134,10 @@ def train(
     - `workers`: worker processes that read images, per process of the run; 0 reads them in the process itself.
     - `log_every`: batches between two log lines.
     - `resume`: checkpoint to continue from; "auto" takes the newest good one of the log folder, if there is one.
-    - `weights`: weights file to start from instead of random weights, as `zoo.load_weights` reads it.
+    - `weights`: weights file to start from instead of random weights, as `zoo.load_weights` reads it, or the name of
+      published weights. The default experiment of an architecture prepares images as for these weights.
+    - `pretrained`: start from the published weights of the name ``network``; for "torchvision:NAME" and "timm:NAME",
+      from the weights of the package, which downloads them. A classifier for other classes is new.
     - `log_hist`: write histograms of the classifier and the last norm to TensorBoard every 10 steps.
     - `verbose`: whether anything is shown; the files of ``log_dir`` have it all.
 
@@ -156,8 +160,13 @@ def train(
         if module is not None and memory not in (None, LEAN):
             what = f"memory = {memory!r}: a network that is built already can only become {LEAN!r}"
             raise ConfigError(what, type(module).__name__, "build it with this strategy, zoo.get(NAME, memory=...)")
+        if pretrained:
+            if not isinstance(network, (str, os.PathLike)):
+                what = "pretrained: the network is built already, and the weights belong to a name"
+                raise ConfigError(what, type(network).__name__, "build it with zoo.get(NAME, pretrained=True, ...)")
+            network, weights = with_pretrained(network, weights)
         changes: dict[str, Any] = {"epochs": epochs, "batch_size": batch_size, "memory": memory, "replicas": replicas}
-        config = experiment_for(network, images, settings=experiment, replaced=settings, **changes)
+        config = experiment_for(network, images, settings=experiment, replaced=settings, weights=weights, **changes)
         with open_process() if process is None else nullcontext(process) as process:
             state = train_experiment(
                 config, images, Path(log_dir), process,
