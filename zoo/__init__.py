@@ -29,6 +29,7 @@ _HOMES = {
     "load_network": "zoo.registry.load_network",
     "load_weights": "zoo.registry.get",
     "memory_report": "zoo.memory.report",
+    "predict": "zoo.run.predicting",
     "release_gradients": "zoo.memory.release",
     "remat": "zoo.remat",
     "score": "zoo.run.scoring",

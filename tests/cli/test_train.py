@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import shutil
 from pathlib import Path
 from typing import Any
@@ -12,8 +13,9 @@ import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from scripts.train_imagenet import OriginalTrain
-from tests.cli.conftest import NUM_VAL, Run
+from tests.cli.conftest import NUM_VAL, SETTINGS, Run
 from tests.dist.spawn import run_distributed
+from tests.engine.tiny import make_images
 from zoo.cli import main, run_script
 from zoo.config.parse import load_experiment
 from zoo.weights import read_checkpoint
@@ -135,3 +137,19 @@ def test_replicas_log_same_digests_on_one_process_and_on_two(
     assert capsys.readouterr().out.splitlines()[0].startswith(digests[0][1])
     assert main([*command, str(tmp_path / "three"), "--batch-size", "6"]) == 2
     assert "6: is not a multiple of 4, optimizer.replicas" in capsys.readouterr().err
+
+
+def test_run_ends_with_commands_that_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = make_images(tmp_path / "my data", num_train=4, num_val=2)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "x.json").write_text(json.dumps(SETTINGS))
+    assert main(["train", "x.json", str(data), "--log-dir", "run 1", "-j", "0"]) == 0
+    lines = dict(line.split(None, 1) for line in capsys.readouterr().out.splitlines())
+    assert list(lines) == ["score", "use", "curves", "TensorBoard"]
+    for name in ("score", "curves"):
+        assert main(shlex.split(lines[name])[1:]) == 0
+    image = str(next((data / "val").rglob("*.png")))
+    assert main([image if word == "IMAGE" else word for word in shlex.split(lines["use"])[1:]]) == 0
+    assert shlex.split(lines["TensorBoard"]) == ["tensorboard", "--logdir", "run 1"]

@@ -22,6 +22,7 @@ from zoo.cli.fetch import Fetch
 from zoo.cli.lean import Lean, split_arguments
 from zoo.cli.list_networks import List
 from zoo.cli.options import Command, Group, add_options, parse_all, parsed, whole_number
+from zoo.cli.plot import Plot
 from zoo.cli.predict import Predict
 from zoo.cli.push import Push
 from zoo.cli.quickstart import Quickstart
@@ -51,6 +52,7 @@ COMMANDS: Mapping[str, type[Command] | Group] = {
     "data": DATA,
     "train": Train,
     "validate": Validate,
+    "plot": Plot,
     "lean": Lean,
     "convert": Convert,
     "push": Push,

@@ -62,4 +62,4 @@ class Quickstart(Command):
             command_line=self.command_line, config=config, data=data, log_dir=log_dir, workers=1, resume="auto",
             weights=weights,
         )  # fmt: skip
-        run.run()
+        run.train()

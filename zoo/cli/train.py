@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import argparse
 import json
+import shlex
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from zoo.cli.options import (
     Command,
@@ -19,6 +20,9 @@ from zoo.cli.options import (
     default_workers,
     option,
 )
+
+if TYPE_CHECKING:
+    from zoo.engine.state import TrainState
 
 RUNS_DIR = Path("runs")
 
@@ -89,6 +93,30 @@ class Train(Command, ProcessOptions):
         return hint_for(name, options, "--", lambda key: f"--set {key}=VALUE")
 
     def run(self) -> int:
+        state, log_dir = self.train()
+        if state.process.is_main:
+            print(self._next_steps(log_dir, state.best_epoch is not None))
+        return 0
+
+    def _next_steps(self, log_dir: Path, validates: bool) -> str:
+        """Return commands for what usually comes next."""
+        from zoo.config.parse import load_experiment
+        from zoo.engine.checkpoint import BEST, CHECKPOINT
+        from zoo.run.log_folder import SETTINGS_FILE
+
+        weights = log_dir / (BEST if validates else CHECKPOINT)
+        settings = log_dir / SETTINGS_FILE
+        segments = settings.exists() and load_experiment(settings).task == "segmentation"
+        commands = {
+            "score": ["zoo", "validate", weights, self.data],
+            "use": ["zoo", "segment", weights, "IMAGES", "OUT"] if segments else ["zoo", "predict", weights, "IMAGE"],
+            "curves": ["zoo", "plot", log_dir],
+            "TensorBoard": ["tensorboard", "--logdir", log_dir],
+        }
+        return "\n".join(f"{name:13} {shlex.join(map(str, words))}" for name, words in commands.items())
+
+    def train(self) -> tuple[TrainState, Path]:
+        """Train, and return the state at the end and the log folder."""
         from zoo.config.parse import parse_experiment
         from zoo.data.named import open_data
         from zoo.engine.process import open_process
@@ -107,9 +135,9 @@ class Train(Command, ProcessOptions):
         if self.seed is not None:
             config = parse_experiment({**config.model_dump(mode="json"), "seed": self.seed}, f"seed {self.seed}")
         with open_process(self.dist_backend) as process:
-            train_experiment(
+            state = train_experiment(
                 config, data, log_dir, process,
                 workers=self.workers, log_every=self.log_every, resume=self.resume, weights=weights,
                 log_hist=self.log_hist,
             )  # fmt: skip
-        return 0
+        return state, log_dir

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from random import Random
 
 from torch import Tensor, nn
 
 from zoo.data.dataset import ImageDataset
 from zoo.data.loader import Loader
 from zoo.data.sampler import TrainBatches, ValBatches
+from zoo.data.seeding import seeded_global_generators
 from zoo.engine.digest import digest, state_tensors
 from zoo.engine.reconstruction import angle_between, gradients, reconstructs
 from zoo.engine.reporting import Log
@@ -20,6 +22,8 @@ from zoo.engine.wrapping import unwrap
 from zoo.errors import ConfigError
 
 logger = logging.getLogger(__name__)
+
+Callback = Callable[[Mapping[str, float]], object]
 
 
 class Observer:
@@ -125,6 +129,41 @@ def gradient_angle(state: TrainState, batch: StepBatch) -> float:
             yield state.scaler.scale(loss)
 
     return angle_between(gradients(network, losses, store=False), gradients(network, losses, store=True))
+
+
+class Callbacks(Observer):
+    """Calls functions on rank 0 with the metrics of each epoch, after its validation.
+
+    The metrics are numbers by name: ``epoch`` (from 1), ``step``, ``lr`` of the last step, ``train/loss`` and the
+    training scores as means over the epoch, and ``val/loss`` and the validation scores. Random numbers that a function
+    draws change none of the run's. An error that a function raises ends the run.
+
+    Args:
+    - `callbacks`: the functions, called in this order.
+    """
+
+    def __init__(self, callbacks: Sequence[Callback]) -> None:
+        self._callbacks = callbacks
+
+    def after_epoch(self, state: TrainState, result: Result | None) -> None:
+        """Call all functions."""
+        reading = state.meter.read(reduce=True)
+        settings, group = state.config.optimizer, state.optimizer.param_groups[0]
+        metrics = {
+            "epoch": state.epoch + 1,
+            "step": state.step,
+            "lr": settings.learning_rate * group["lr"] / group["initial_lr"],
+            "train/loss": reading.loss,
+            **{f"train/{name}": score for name, score in state.task.scores(reading).items()},
+        }
+        if result is not None:
+            metrics |= {"val/loss": result.loss, **{f"val/{name}": score for name, score in result.scores().items()}}
+        state.process.on_main(lambda: self._call(metrics))
+
+    def _call(self, metrics: Mapping[str, float]) -> None:
+        with seeded_global_generators(Random(0)):
+            for callback in self._callbacks:
+                callback(dict(metrics))
 
 
 class Digest(Observer):

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import io
 from bisect import bisect_left
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,17 +30,18 @@ MIN_SHARE = 0.04  # of forward between two names on the axis
 FORMATS = ("pdf", "svg", "png", "jpg", "jpeg", "webp", "tif", "tiff", "eps", "ps")  # that matplotlib writes by itself
 
 
-def draw_timelines(title: str, timelines: Mapping[str, Timeline]) -> Figure:
-    """Return a plot of timelines, each with its peak; the names of modules stand where they start in the first one.
+@contextmanager
+def drawing(where: str, height: float = HEIGHT) -> Iterator[Figure]:
+    """Context in which an empty figure is drawn in the style of this package; notebooks show the figure.
 
-    Notebooks show the figure. Raises ConfigError if matplotlib is not installed.
+    Raises ConfigError, with ``where``, if matplotlib is not installed.
     """
     try:
         from matplotlib import rc_context
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
     except ImportError as error:
-        raise ConfigError("plots need matplotlib", "MemoryReport.plot", "pip install matplotlib") from error
+        raise ConfigError("plots need matplotlib", where, "pip install matplotlib") from error
 
     class InlineFigure(Figure):
         """A figure that notebooks show even if pyplot is not imported."""
@@ -48,8 +50,17 @@ def draw_timelines(title: str, timelines: Mapping[str, Timeline]) -> Figure:
             return _encoded(self, "png")
 
     with rc_context(STYLE):
-        figure = InlineFigure((WIDTH, HEIGHT), layout="constrained")
+        figure = InlineFigure((WIDTH, height), layout="constrained")
         FigureCanvasAgg(figure)
+        yield figure
+
+
+def draw_timelines(title: str, timelines: Mapping[str, Timeline]) -> Figure:
+    """Return a plot of timelines, each with its peak; the names of modules stand where they start in the first one.
+
+    Notebooks show the figure. Raises ConfigError if matplotlib is not installed.
+    """
+    with drawing("MemoryReport.plot") as figure:
         axes = figure.add_subplot()
         for (name, timeline), color in zip(timelines.items(), LINE_COLORS, strict=False):
             times = [timeline.time_of(index) for index in range(len(timeline.bytes))]

@@ -152,8 +152,8 @@ def experiment_for(
                 "edited copy of that file",
                 network.arch,
             )
-        if settings is None or isinstance(settings, Mapping):
-            settings = {**_images_of(network, weights), **(settings or {})}
+        if (settings is None or isinstance(settings, Mapping)) and (images := _images_of(network, weights)):
+            settings = {**images, **(settings or {})}
     if not isinstance(network, Experiment):
         if isinstance(settings, (str, os.PathLike)):
             settings = load_experiment(Path(settings))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -27,7 +27,7 @@ from zoo.data.sampler import TrainBatches, ValBatches
 from zoo.data.sources.location import DataPath, parse_data_path
 from zoo.engine.checkpoint import BEST, CHECKPOINT
 from zoo.engine.consistency import check_same_on_all_ranks, environment_fingerprint, fingerprints
-from zoo.engine.observers import build_observers
+from zoo.engine.observers import Callback, Callbacks, build_observers
 from zoo.engine.process import Process, open_process
 from zoo.engine.replicas import fixed_algorithms
 from zoo.engine.start import AUTO, check_images, start
@@ -96,6 +96,7 @@ def train(
     weights: str | None = None,
     pretrained: bool = False,
     log_hist: bool = False,
+    callbacks: Sequence[Callback] = (),
     verbose: bool = True,
     **unknown: NoReturn,
 ) -> TrainingResult:
@@ -139,6 +140,8 @@ def train(
     - `pretrained`: start from the published weights of the name ``network``; for "torchvision:NAME" and "timm:NAME",
       from the weights of the package, which downloads them. A classifier for other classes is new.
     - `log_hist`: write histograms of the classifier and the last norm to TensorBoard every 10 steps.
+    - `callbacks`: functions that rank 0 calls after each epoch with a dict of its metrics, such as ``wandb.log``; see
+      `zoo.engine.observers.Callbacks`.
     - `verbose`: whether anything is shown; the files of ``log_dir`` have it all.
 
     Raises TypeError for an unknown argument; ConfigError, DataError, WeightsError and CheckpointError for files, data
@@ -171,7 +174,7 @@ def train(
             state = train_experiment(
                 config, images, Path(log_dir), process,
                 workers=workers, log_every=log_every, resume=resume, weights=weights, module=module,
-                log_hist=log_hist,
+                log_hist=log_hist, callbacks=callbacks,
             )  # fmt: skip
             return _result(state, Path(log_dir))
 
@@ -188,6 +191,7 @@ def train_experiment(
     weights: str | None,
     module: nn.Module | None = None,
     log_hist: bool = False,
+    callbacks: Sequence[Callback] = (),
 ) -> TrainState:
     """Train on ``data``/train, validate on ``data``/val after each epoch, and return the state at the end.
 
@@ -204,7 +208,7 @@ def train_experiment(
     errors of `zoo.engine.trainer.Trainer.train`.
     """
     # 1. Processes: all have the same settings, and divide the batches.
-    _check_settings_agree(config, process, log_every)
+    _check_settings_agree(config, process, log_every, len(callbacks))
     check_world_size(config, process.world_size)
 
     # 2. Task and loaders: all processes have the same images.
@@ -228,6 +232,8 @@ def train_experiment(
         check_images(state, loaders[0].dataset, images)
 
         observers = build_observers(state, *loaders, log)
+        if callbacks:
+            observers.append(Callbacks(callbacks))
         if log_hist:
             observers.append(Histograms(log))
             if not histogram_parameters(state.model):
@@ -284,13 +290,14 @@ def _check_validates(config: Experiment, loaders: Loaders) -> None:
             raise ConfigError(what, f"{key} = {value}", "give a data set val, or remove the key")
 
 
-def _check_settings_agree(config: Experiment, process: Process, log_every: int) -> None:
+def _check_settings_agree(config: Experiment, process: Process, log_every: int, num_callbacks: int) -> None:
     check_same_on_all_ranks(
         process,
         lambda: {
             **environment_fingerprint(process, "train"),
             **config.model_dump(mode="json", exclude={"expected"}),
             "--log-every": log_every,
+            "callbacks": num_callbacks,
         },
         "give every process the same experiment, options and version of zoo",
     )

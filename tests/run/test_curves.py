@@ -1,0 +1,85 @@
+"""Curves have the numbers of metrics.jsonl, and a picture has the format of its suffix."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import zoo
+from tests.cli.conftest import Run, finished
+from zoo.cli import main
+from zoo.run.curves import plot_runs
+
+__all__ = ["finished"]
+pytest.importorskip("matplotlib")
+
+
+def _lines(figure: Any, axes: int) -> list[tuple[list[float], list[float]]]:
+    """Return the coordinates of the curves of a panel."""
+    lines = figure.axes[axes].get_lines()
+    return [(list(line.get_xdata()), list(line.get_ydata())) for line in lines if len(line.get_xdata())]
+
+
+def _events(run: Run, event: str) -> list[dict[str, Any]]:
+    records = map(json.loads, (run.log_dir / "metrics.jsonl").read_text().splitlines())
+    return [record for record in records if record["event"] == event]
+
+
+def test_curves_have_numbers_of_metrics(finished: Run) -> None:
+    figure = plot_runs(finished.log_dir)
+    train, val = _events(finished, "train"), _events(finished, "validation")
+    for axes, key in enumerate(["loss", "top1"]):
+        of_train, of_val = _lines(figure, axes)
+        assert of_train[0] == pytest.approx([1 / 3, 2 / 3, 1, 4 / 3, 5 / 3, 2])
+        assert of_train[1] == [record[key] for record in train]
+        assert of_val == ([1, 2], [record[key] for record in val])
+
+
+def _write(folder: Path, *records: dict[str, Any]) -> Path:
+    folder.mkdir()
+    (folder / "metrics.jsonl").write_text("".join(f"{json.dumps(record)}\n" for record in records))
+    return folder
+
+
+def test_last_record_of_repeated_epoch_counts(tmp_path: Path) -> None:
+    val = [{"event": "validation", "epoch": epoch, "loss": 1.0, "miou": miou} for epoch, miou in enumerate([1, 2])]
+    again = {"event": "validation", "epoch": 1, "loss": None, "miou": 3}
+    figure = plot_runs(_write(tmp_path / "run", {"event": "start"}, *val, again))
+    assert _lines(figure, 0) == [([1], [1.0])]
+    assert _lines(figure, 1) == [([1, 2], [1, 3])]
+    assert figure.axes[1].get_ylabel() == "mIoU, %"
+
+
+def test_command_writes_picture_of_several_runs(
+    finished: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    other = _write(tmp_path / "other", {"event": "validation", "epoch": 0, "loss": 1.0, "top1": 5})
+    for name, start in (("a.png", b"\x89PNG"), ("b.pdf", b"%PDF")):
+        assert main(["plot", str(finished.log_dir), str(other), "--output", str(tmp_path / name)]) == 0
+        assert (tmp_path / name).read_bytes().startswith(start)
+    assert capsys.readouterr().out.split() == [str(tmp_path / "a.png"), str(tmp_path / "b.pdf")]
+    assert len(_lines(plot_runs([finished.log_dir, other]), 1)) == 3
+
+
+@pytest.mark.parametrize(
+    ("lines", "error"),
+    [
+        (None, "metrics.jsonl: the metrics of a run cannot be read .No such file"),
+        ("x", "metrics.jsonl: the metrics of a run cannot be read .JSONDecodeError"),
+        ("[]", "metrics.jsonl: the metrics of a run cannot be read .TypeError"),
+        ('{"event": "start"}', "metrics.jsonl: the run has no metrics yet"),
+    ],
+)
+def test_folders_without_metrics_raise(lines: str | None, error: str, tmp_path: Path) -> None:
+    if lines is not None:
+        (tmp_path / "metrics.jsonl").write_text(lines)
+    with pytest.raises(zoo.ConfigError, match=error):
+        plot_runs(tmp_path)
+
+
+def test_unknown_suffix_raises(finished: Run, tmp_path: Path) -> None:
+    with pytest.raises(zoo.ConfigError, match=r"curves\.xyz: '.xyz' is not the suffix"):
+        plot_runs(finished.log_dir, tmp_path / "curves.xyz")

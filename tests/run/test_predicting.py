@@ -1,0 +1,67 @@
+"""`zoo.predict` returns what `zoo predict` prints."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+import zoo
+from tests.cli.conftest import Run, finished
+from zoo.cli import main
+from zoo.data.reading import read_image
+
+__all__ = ["finished"]
+
+
+def test_predictions_are_those_of_network_with_its_own_preprocessing(finished: Run) -> None:
+    folder = finished.data / "val" / "class0"
+    found = zoo.predict(finished.checkpoint, folder, top=2, verbose=False)
+    assert [path for path, _ in found] == sorted(map(str, folder.iterdir()))
+    model = zoo.get(finished.checkpoint).eval()
+    for path, classes in found:
+        with torch.no_grad():
+            expected = model(zoo.transforms(model)(read_image(path))[None]).softmax(1)[0]
+        assert [each.name for each in classes] == [f"class{each.index}" for each in classes]
+        assert [each.probability for each in classes] == pytest.approx(expected.sort(descending=True)[0].tolist())
+
+
+@pytest.mark.parametrize("kind", ["path", "text", "list", "loaded network"])
+def test_images_and_networks_may_be_given_in_any_form(kind: str, finished: Run) -> None:
+    image = finished.data / "val" / "class0" / "0.png"
+    network = zoo.load_network(finished.checkpoint) if kind == "loaded network" else finished.checkpoint
+    images = {"text": str(image), "list": [image, image.parent]}.get(kind, image)
+    found = zoo.predict(network, images, verbose=False)
+    assert len(found) == (5 if kind == "list" else 1)
+    (expected,) = zoo.predict(finished.checkpoint, [image], verbose=False)
+    assert found[0].path == expected.path
+    assert [each.index for each in found[0].classes] == [each.index for each in expected.classes]
+
+
+def test_command_prints_same_predictions(finished: Run, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = finished.data / "val"
+    assert main(["predict", str(finished.checkpoint), str(folder), "--json"]) == 0
+    printed = json.loads(capsys.readouterr().out)
+    found = zoo.predict(finished.checkpoint, folder, verbose=False)
+    assert [entry["path"] for entry in printed] == [path for path, _ in found]
+    assert [[each["probability"] for each in entry["predictions"]] for entry in printed] == [
+        [each.probability for each in classes] for _, classes in found
+    ]
+
+
+def test_unreadable_image_raises_with_its_name(finished: Run, tmp_path: Path) -> None:
+    (tmp_path / "x.png").write_text("text")
+    with pytest.raises(zoo.DataError, match=r"1 of 2 images could not be read .*x\.png"):
+        zoo.predict(finished.checkpoint, [tmp_path / "x.png", finished.data / "val" / "class0" / "0.png"])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error"),
+    [({"top": 0}, "top = 0"), ({"weights": "x.pth", "network": "loaded"}, "is loaded with its weights")],
+)
+def test_wrong_arguments_raise(arguments: dict[str, object], error: str, finished: Run) -> None:
+    network = zoo.load_network(finished.checkpoint) if arguments.pop("network", None) else finished.checkpoint
+    with pytest.raises(zoo.ConfigError, match=error):
+        zoo.predict(network, finished.data, **arguments)  # type: ignore[arg-type]
