@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from torch.utils.checkpoint import checkpoint
 from tests.remat.programs import are_equal, assert_same_step, gradients, held, images
 from zoo.memory.report import memory_report
 from zoo.remat.lean import lean
+from zoo.remat.recipes import RecipeError
 from zoo.torch_internals.dispatch import TorchDispatchMode
 
 SIZE_PX = 96  # 8 channels of 96 x 96 px take more than 64 KiB, up to which tensors are kept
@@ -491,6 +492,49 @@ def test_conjugated_views_train_correctly(kind: type[Tensor], size: int, functio
         out.square().sum().backward()
         results.append([out.detach(), torch.view_as_real(x.grad), *gradients(model)])
     assert are_equal(*results)
+
+
+class Made(Tensor):
+    """A subclass with a constructor that takes a tensor."""
+
+    @staticmethod
+    def __new__(cls, data: Tensor) -> Made:
+        return Tensor._make_subclass(cls, data)
+
+
+class WideActivations(nn.Module):
+    """A product, an alias of it of another class, and activations of more bytes than the product."""
+
+    def __init__(self, alias: Callable[[Tensor], Tensor], enlarge: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.alias, self.enlarge = alias, enlarge
+        self.first = nn.Linear(64, 64, bias=False)
+        example = enlarge(torch.zeros(1, 1, 64))
+        self.heads = nn.ModuleList(nn.Linear(example.shape[-1], 8, dtype=example.dtype) for _ in range(3))
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        product = self.first(x)  # alive as long as its alias is used
+        aliased = self.alias(product)
+        wide = self.enlarge(aliased).as_subclass(Tensor)
+        activations = (torch.relu, torch.sin, torch.exp)
+        return aliased, sum(head(each(wide)) for head, each in zip(self.heads, activations, strict=True))
+
+
+@pytest.mark.parametrize("alias", [lambda x: x.as_subclass(Tagged), Made, Weight], ids=["Tagged", "Made", "Weight"])
+@pytest.mark.parametrize("enlarge", [lambda x: x.repeat(1, 1, 2), lambda x: x.double()], ids=["repeat", "double"])
+def test_write_through_alias_of_reshaped_product_raises(
+    alias: Callable[[Tensor], Tensor], enlarge: Callable[[Tensor], Tensor]
+) -> None:
+    model = lean(WideActivations(alias, enlarge))
+    for _ in range(3):  # the first pass saves the enlarged tensor, later ones the product
+        aliased, out = model(torch.randn(64, 64, 64))
+        with torch.no_grad():
+            aliased.mul_(2)
+        with suppress(RecipeError):
+            (of_head,) = torch.autograd.grad(out.sum(), model.heads[0].weight)
+            expected = torch.relu(enlarge(aliased.detach().as_subclass(Tensor) / 2)).sum((0, 1)).expand(8, -1)
+            torch.testing.assert_close(of_head, expected)
 
 
 class Teacher(nn.Module):

@@ -63,6 +63,8 @@ class Recorder:
             recipe.parts = _smaller_inputs(args, out)
         # autograd lets a view share the version counter of its base after this returns
         base = args[0] if rule.is_view and rule.repeat is not UNSAFE_VIEW else None
+        if rule.repeat is UNSAFE_VIEW:  # has a version counter of its own
+            values[0].watch(out)
         if isinstance(out, Tensor):
             tracker.note(out, recipe, 0, out._version if base is None else base._version)
         else:

@@ -15,7 +15,6 @@ from torch.nn.parameter import is_lazy
 from zoo.remat.follow import Follower
 from zoo.remat.recipes import Recipe, Store, TrackedTensor
 from zoo.remat.record import GraphRecorder
-from zoo.remat.rules import UNSAFE_VIEW
 from zoo.remat.step_log import note_created
 from zoo.torch_internals.data import geometry_of, is_wrapper, memory_id
 from zoo.torch_internals.dispatch import DisableTorchDispatch, kernel_flags
@@ -178,8 +177,6 @@ class Tracker:
             or (not storage.resizable() and is_computed(tensor, value))
         ):
             return None
-        if value.recipe is not None and value.recipe.operation is UNSAFE_VIEW:
-            value.recipe.args[0].watch(tensor)
         return value
 
     def _note_memory(self, tensor: Tensor, version: int, value: TrackedTensor) -> None:
