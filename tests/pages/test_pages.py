@@ -80,6 +80,7 @@ def test_quickstart_expects_mean_of_its_seeds() -> None:
 
 
 EXAMPLE = r"```python\n([^`]*```(?:\n\n```text\n[^`]*)?)"
+OPTIONAL = "timm|accelerate|lightning|monai|peft|transformers"
 TUTORIALS = [page for page in TEXTS if page.startswith("docs/tutorials/")]
 
 
@@ -89,7 +90,7 @@ def run_example(page: str, example: str, namespace: dict[str, object], capsys: p
     Lines after a line "..." are the last ones.
     """
     code, _, printed = example.partition("```")
-    for package in re.findall(r"^(?:import|from) (timm|accelerate|lightning|peft|transformers)\b", code, re.MULTILINE):
+    for package in re.findall(rf"^(?:import|from) ({OPTIONAL})\b", code, re.MULTILINE):
         pytest.importorskip(package)
         warnings.simplefilter("ignore")  # until the end of the test; Lightning warns of its own code
     exec(compile(code, page, "exec"), namespace)
