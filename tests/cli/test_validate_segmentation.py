@@ -108,3 +108,13 @@ def test_body_weights_without_classifier_get_no_score(
     torch.save(zoo.get("resnet18", norm="inplace", num_classes=2).state_dict(), tmp_path / "body.pth")
     assert files.run("--weights", tmp_path / "body.pth") == 2
     assert "weights for the body only, and head and cls would be random; " in capsys.readouterr().err
+
+
+def test_confusion_matrix_of_pixels_is_written(files: Files, tmp_path: Path) -> None:
+    assert files.run("--confusion", tmp_path / "x.json", tmp_path / "x.csv") == 0
+    content = json.loads((tmp_path / "x.json").read_text())
+    assert content["matrix"] == files.counts.tolist()
+    assert [(row["name"], row["pixels"]) for row in content["classes"]] == list(
+        zip(["0", "1", "2", "3"], files.counts.sum(1).tolist(), strict=True)
+    )
+    assert (tmp_path / "x.csv").read_text().startswith("name,pixels,recall,precision,f1,predicted 0,")

@@ -47,6 +47,8 @@ def test_scores_equal_manual_count() -> None:
     assert matrix.miou == pytest.approx((100 * 6 / 9 + 40) / 3)
     assert matrix.pixel_accuracy == pytest.approx(100 * 8 / 12)
     assert matrix.class_accuracy == [75.0, 50.0, None, None]
+    assert matrix.precision == [pytest.approx(100 * 6 / 7), pytest.approx(100 * 2 / 3), None, 0.0]
+    assert matrix.f1 == [pytest.approx(100 * 2 * 6 / 15), pytest.approx(100 * 2 * 2 / 7), None, 0.0]
     assert matrix.mean_class_accuracy == 62.5
     assert matrix.frequency_weighted_iou == pytest.approx((8 * 600 / 9 + 4 * 40) / 12)
     assert matrix.pixels == 12

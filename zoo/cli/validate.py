@@ -71,6 +71,9 @@ class ScoreOptions(DataOptions, ProcessOptions):
     """Score only N images, spread evenly over the data."""
     json: Path | None = None
     """Write the scores to FILE."""
+    confusion: tuple[Path, ...] = option(metavar="FILE")
+    """Write the confusion matrix to FILE, with precision, recall and F1 of each class as .json or .csv, or as a picture
+    (.png, .pdf, .svg); several files may be given."""
     predictions: Path | None = None
     """Write a CSV file with one line per image, sorted by path: path, class, and the top five classes with their
     probabilities."""
@@ -97,11 +100,16 @@ class Validate(Command, ScoreOptions):
         from zoo.engine.process import open_process
         from zoo.files import write_json
         from zoo.registry.load_network import load_network
+        from zoo.run.confusion_files import check_matrix_file, write_matrix
+        from zoo.run.label_images import names_of
         from zoo.tasks.prediction import PredictionCollector
 
         self._check_protocol()
         with open_process(self.dist_backend) as process:
-            process.on_main(lambda: check_writable(self.json, self.predictions))
+            matrices = self.confusion or ()
+            process.on_main(lambda: check_writable(self.json, self.predictions, *matrices))
+            for path in matrices:
+                check_matrix_file(path)
             network = load_network(self.name, self.weights)
             self._check_task(network)
             # The items of a data set by name have no folder.
@@ -113,6 +121,10 @@ class Validate(Command, ScoreOptions):
                 print(scores.table)
                 if self.json is not None:
                     write_json(self.json, scores.content)
+                for path in matrices:
+                    assert scores.result is not None
+                    names = names_of(network.experiment, network.class_names)
+                    write_matrix(path, scores.result, names, network.title)
                 if self.predictions is not None:
                     _write_predictions(self.predictions, [line for share in shares for line in share])
         return 0
@@ -122,12 +134,21 @@ class Validate(Command, ScoreOptions):
         if self.protocol and given:
             what = f"--protocol {self.protocol} fixes how images are resized and cropped"
             raise ConfigError(what, "command line", f"leave out {join_names(given)}, or --protocol")
+        if self.set_name and self.confusion:
+            what = f"--set {self.set_name} scores variants of ImageNet's classes, which have no confusion matrix"
+            raise ConfigError(what, "command line", "leave out --confusion")
 
     def _check_task(self, network: LoadedNetwork) -> None:
+        from zoo.tasks.confusion import MAX_CLASSES
+
         given = [option for name, option in CLASSIFICATION_OPTIONS.items() if getattr(self, name)]
         if given and network.experiment.task == "segmentation":
             what = f"{network.title} segments images, which are scored whole and one at a time"
             raise ConfigError(what, "command line", f"leave out {join_names(given)}")
+        num_classes = network.experiment.network.num_classes
+        if self.confusion and num_classes > MAX_CLASSES:
+            what = f"--confusion is for at most {MAX_CLASSES:,} classes, and {network.title} has {num_classes:,}"
+            raise ConfigError(what, "command line", "leave out --confusion")
 
     def _score(self, network: LoadedNetwork, process: Process, record: PredictionCollector | None) -> Scores:
         from zoo.run.robustness import score_set

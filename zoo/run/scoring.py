@@ -30,6 +30,7 @@ from zoo.run.environment import describe_environment
 from zoo.run.label_images import names_of
 from zoo.run.results_table import class_table, results_table
 from zoo.tasks import task_of
+from zoo.tasks.confusion import MAX_CLASSES, ConfusionTally
 from zoo.tasks.protocols import CropProtocol
 from zoo.tasks.segmentation import SegmentationResult
 
@@ -111,6 +112,15 @@ def score(
             },
             "give every process the same command, weights and images",
         )
+        num_classes = settings.network.num_classes
+        has_matrix = settings.task == "classification" and num_classes <= MAX_CLASSES
+        tally = ConfusionTally(num_classes) if has_matrix else None
+        recorders = [each for each in (tally, record) if each is not None]
+
+        def record_all(batch: Batch, logits: Tensor) -> None:
+            for each in recorders:
+                each(batch, logits)
+
         with (
             ending_workers(loader.stop_workers),
             Progress(protocol.name, len(loader), show=process.is_main, every=log_every) as progress,
@@ -124,17 +134,22 @@ def score(
                 protocol=protocol,
                 amp=settings.training.amp,
                 advance=progress.advance,
-                record=record,
+                record=record_all,
             )
-        return replace(result, val=dataset_fingerprint(loader.dataset, len(loader.dataset)))  # type: ignore[type-var]
+        details: dict[str, Any] = {"val": dataset_fingerprint(loader.dataset, len(loader.dataset))}
+        if tally is not None:
+            counts = process.gather(tally.counts.cpu())
+            details["confusion"] = process.broadcast(sum(counts).tolist() if counts else None)
+        return replace(result, **details)  # type: ignore[type-var]
 
 
 @dataclass(frozen=True)
 class Scores:
-    """The scores of a network: a Markdown table, and the content of a result file."""
+    """The scores of a network: a Markdown table, the content of a result file, and the result if there is one."""
 
     table: str
     content: Mapping[str, Any]
+    result: Result | None = None
 
 
 def score_data(
@@ -154,7 +169,7 @@ def score_data(
     if isinstance(result, SegmentationResult):
         names = names_of(network.experiment, network.class_names)
         table, content = f"{table}\n\n{class_table(result, names)}", {**content, "classes": names}
-    return Scores(table, content)
+    return Scores(table, content, result)
 
 
 def result_json(network: LoadedNetwork, result: Result, process: Process | None = None) -> dict[str, Any]:

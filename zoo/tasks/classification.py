@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -46,6 +46,8 @@ class ClassificationResult(Result):
     - `top5`: top-5 accuracy, percent.
     - `loss`: mean cross-entropy, nats per image.
     - `count`, `protocol`, `val`: see `Result`.
+    - `confusion`: images by label (rows) and most likely class (columns), see `ConfusionMatrix`; None during training,
+      and with more than `MAX_CLASSES` classes.
     """
 
     labels = LABELS
@@ -55,6 +57,13 @@ class ClassificationResult(Result):
     count: int
     protocol: str
     val: Mapping[str, Any] | None = None
+    confusion: list[list[int]] | None = field(default=None, compare=False, repr=False)
+
+    def record(self) -> dict[str, Any]:
+        """Return the fields of a line of the metrics file, without the confusion matrix."""
+        numbers = super(ClassificationResult, replace(self, confusion=None)).record()
+        del numbers["confusion"]
+        return numbers
 
     def standard_errors(self) -> dict[str, float | None]:
         """Return the binomial standard errors of the accuracies, in percentage points; see `standard_error`."""

@@ -1,4 +1,4 @@
-"""Confusion matrix of a segmentation, and its scores."""
+"""Confusion matrices of classifications, in images, and of segmentations, in pixels, and their scores."""
 
 from __future__ import annotations
 
@@ -7,6 +7,10 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+
+from zoo.data.dataset import Batch
+
+MAX_CLASSES = 2000  # of a matrix that every classification gets; it has 32 MB
 
 
 def confusion_counts(labels: Tensor, predictions: Tensor, num_classes: int, ignore_label: int) -> Tensor:
@@ -23,9 +27,30 @@ def confusion_counts(labels: Tensor, predictions: Tensor, num_classes: int, igno
     return counts[:-1].view(num_classes, num_classes)
 
 
+class ConfusionTally:
+    """Counts the labels and the most likely classes of the images that a validation scores.
+
+    Args:
+    - `num_classes`: number of classes, C.
+
+    Attributes:
+    - `counts`: (C, C), int64: rows are labels, columns predictions.
+    """
+
+    def __init__(self, num_classes: int) -> None:
+        self.counts = torch.zeros(num_classes, num_classes, dtype=torch.int64)
+
+    def __call__(self, batch: Batch, logits: Tensor) -> None:
+        """Count a batch with logits (N, C), whose best class is the first of `Tensor.topk`, as for the accuracies."""
+        best = logits.topk(min(5, logits.shape[1]), dim=1).indices[:, 0]
+        targets = batch.targets.to(logits.device)
+        self.counts = self.counts.to(logits.device)
+        self.counts += confusion_counts(targets, best, len(self.counts), ignore_label=-1)
+
+
 @dataclass(frozen=True, eq=False)
 class ConfusionMatrix:
-    """Scores of a confusion matrix, in percent; NaN if no pixel has a label.
+    """Scores of a confusion matrix, in percent; NaN if no pixel has a label. For a classification, pixels are images.
 
     Means over classes exclude classes that are neither labeled nor predicted. A class that is predicted but never
     labeled has an IoU of 0, as in the Cityscapes scripts and in mmsegmentation (detectron2 excludes it).
@@ -60,9 +85,22 @@ class ConfusionMatrix:
 
     @property
     def class_accuracy(self) -> list[float | None]:
-        """Pixel accuracy of each class; None for a class without labeled pixels."""
+        """Accuracy of the pixels of each class, also called recall; None for a class without labeled pixels."""
         rows = zip(self.counts.diagonal().tolist(), self.counts.sum(1).tolist(), strict=True)
         return [100 * hit / labeled if labeled else None for hit, labeled in rows]
+
+    @property
+    def precision(self) -> list[float | None]:
+        """Share of the predictions of each class that are correct; None for a class that is never predicted."""
+        columns = zip(self.counts.diagonal().tolist(), self.counts.sum(0).tolist(), strict=True)
+        return [100 * hit / predicted if predicted else None for hit, predicted in columns]
+
+    @property
+    def f1(self) -> list[float | None]:
+        """Harmonic mean of precision and class accuracy; None for a class that is neither labeled nor predicted."""
+        hits = self.counts.diagonal().tolist()
+        sums = (self.counts.sum(0) + self.counts.sum(1)).tolist()
+        return [200 * hit / total if total else None for hit, total in zip(hits, sums, strict=True)]
 
     @property
     def mean_class_accuracy(self) -> float:
