@@ -1,4 +1,4 @@
-"""Memory of a training step of vision transformers against their depth: stored, lean, checkpointed and reversible."""
+"""Memory of a training step of vision transformers over depth: stored, lean, checkpointed and reversible."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ PROVIDERS = {
 
 
 def measure_depths(results: Results, depths: Sequence[int], batch_size: int) -> None:
-    """Add the memory of each network with each number of blocks. Raises ConfigError without timm."""
+    """Measure the memory of each network with each number of blocks. Raises ConfigError without timm."""
     for depth in depths:
         for provider, (arch, memory, options) in PROVIDERS.items():
             print(depth, provider, file=sys.stderr, flush=True)
@@ -39,7 +39,7 @@ def measure_depths(results: Results, depths: Sequence[int], batch_size: int) -> 
 
 
 def _setup_of(arch: str, depth: int, batch_size: int, options: dict[str, int]) -> Setup:
-    """Return a network of this depth and its images."""
+    """Return the setup of a network of this depth."""
     if arch == VIT:
         return Setup(parse_spec({"arch": arch, "options": {"depth": depth}}, arch), batch_size, 224)
     return Setup(parse_spec({"arch": arch, "options": options}, arch), batch_size, 224, structure=(depth,))

@@ -25,16 +25,16 @@ from zoo.layers.reversible import ReversibleSequential
 from zoo.memory.allocations import measure_memory
 
 FLOAT, BFLOAT16 = "float32", "bfloat16"
-# As in the RevNet paper's experiments on CIFAR-10, whose batches are larger.
+# As in the RevNet paper's experiments on CIFAR-10, except for their larger batches.
 LEARNING_RATE, MOMENTUM, WEIGHT_DECAY = 0.1, 0.9, 2e-4
 
 
 def measure_grids(results: Results, setup: Setup, all_bits: Sequence[int], steps: int, rounds: int) -> None:
-    """Add what a grid changes in the forward and backward passes of a network, for each of ``all_bits``.
+    """Measure the effect of a grid on the forward and backward passes of a network, for each of ``all_bits``.
 
-    Each network is trained twice for ``steps`` steps on the same random images and labels: with stored and with
-    reconstructed activations. The last step's errors of reconstruction by block are added to the summary. Held bytes
-    and the time of a step are measured with reconstructed activations, in ``rounds`` interleaved timings; 0 for none.
+    Trains each network twice for ``steps`` steps on the same random images and labels: with stored and with
+    reconstructed activations. The summary has the last step's reconstruction errors by block. Held bytes and the time
+    of a step are measured with reconstructed activations, in ``rounds`` interleaved timings; 0 measures no times.
 
     Raises ConfigError if the architecture has no grid.
     """
@@ -73,7 +73,7 @@ def draw_errors(stem: Path, content: dict[str, Any], steps: int) -> None:
     """Write ``stem``.png: the error of reconstruction over the blocks of each network."""
     panels = []
     for subject, errors in content["errors"].items():
-        # Grids without an error share a line.
+        # Grids without errors share one curve.
         exact = [name for name in errors if not any(errors[name])]
         shown = {name: values for name, values in errors.items() if any(values)}
         shown |= {f"{', '.join(exact)}: exactly 0": errors[exact[0]]} if exact else {}
@@ -96,7 +96,7 @@ def _logits(setup: Setup, images: Tensor, dtype: str = FLOAT) -> Tensor:
 
 
 def _train(setup: Setup, memory: str, steps: int) -> tuple[list[Tensor], float, list[float]]:
-    """Return the trained weights, the largest absolute output of a block, and the last step's errors by block.
+    """Train; return the weights, the largest absolute output of a block, and the last step's errors by block.
 
     The largest output is 0 unless activations are stored: a chain that reconstructs them does not call its blocks.
     """
@@ -115,7 +115,7 @@ def _train(setup: Setup, memory: str, steps: int) -> tuple[list[Tensor], float, 
 
 @contextmanager
 def _largest_output(model: nn.Module) -> Iterator[list[float]]:
-    """Yield a list to which each forward pass adds the largest absolute value of each block's outputs."""
+    """Yields a list; each forward pass appends the largest absolute value of each block's outputs."""
     largest = [0.0]
 
     def look(_module: nn.Module, _inputs: Any, outputs: tuple[Tensor, ...]) -> None:

@@ -1,4 +1,4 @@
-"""Time and memory of one norm with its activation, forward and backward, with every back end."""
+"""Time and memory of a norm with its activation, forward and backward, for every back end."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Provider(NamedTuple):
     Args:
     - `layer`: the module with the parameters.
     - `call`: the measured function: the layer or a wrapper.
-    - `context`: returns a context manager around ``call``, such as one that forces a back end.
+    - `context`: returns a context manager for ``call``, for example to force a back end.
     """
 
     layer: nn.Module
@@ -46,7 +46,7 @@ class Provider(NamedTuple):
 
 
 def providers(channels: int, device: torch.device) -> dict[str, Provider]:
-    """Return all implementations by their names in the results; the first is the baseline of the ratios."""
+    """Return all implementations by name. The first is the baseline of the ratios."""
 
     def standard(inplace: bool = True) -> nn.Module:
         return nn.Sequential(nn.BatchNorm2d(channels), nn.LeakyReLU(0.01, inplace)).to(device)
@@ -81,9 +81,9 @@ def measure_layers(
     layouts: Sequence[str],
     rounds: int,
 ) -> None:
-    """Add memory and time of each provider for each combination of shape, dtype and layout.
+    """Measure memory and time of each provider for each combination of shape, dtype and layout.
 
-    Times are also given relative to the baseline.
+    Also computes times relative to the baseline.
     """
     for shape, dtype, layout in product(shapes, dtypes, layouts):
         case = Case("norm + activation", shape, dtype, layout)
@@ -103,7 +103,7 @@ def _measure_case(results: Results, case: Case, by_name: dict[str, Provider], ro
             results.add(case, name, "peak", "tensors", [memory.peak / x.nbytes])
         steps = {name: _layer_step(provider, x, dz) for name, provider in by_name.items()}
         seconds = time_interleaved(steps, Clock(results.device), rounds=rounds)
-    torch.compiler.reset()  # the next case compiles its own layers
+    torch.compiler.reset()  # each case compiles its own layers
     baseline = seconds[next(iter(by_name))]
     for name, values in seconds.items():
         results.add(case, name, "time", "ms", [1e3 * value for value in values])
@@ -115,7 +115,7 @@ class _AsOperationResult(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, token: Tensor, x: Tensor) -> Tensor:
-        # A new tensor with the memory of x, unknown to autograd.
+        # Shares the memory of x without autograd's knowledge.
         return torch.empty(0, dtype=x.dtype, device=x.device).set_(x.detach())  # type: ignore[call-overload]
 
     @staticmethod
@@ -124,7 +124,7 @@ class _AsOperationResult(torch.autograd.Function):
 
 
 def _layer_step(provider: Provider, x: Tensor, dz: Tensor) -> TimedStep:
-    """Return forward and backward of the layer, including dx; x is copied before each sample."""
+    """Return a step of forward and backward of the layer, including dx. Copies x before each sample."""
     token = torch.ones((), device=x.device, requires_grad=True)
     buffer = x.clone()
 

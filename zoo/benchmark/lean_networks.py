@@ -30,7 +30,7 @@ from zoo.remat.lean import lean
 
 PLAIN, LEAN, CHECKPOINTS, INDUCTOR = "plain", "lean", "checkpointed blocks", "Inductor, lean rule"
 SEED = 0
-WARMUP = 2  # steps
+WARMUP = 2  # steps before the first timing
 
 
 def measure_lean_network(
@@ -43,11 +43,11 @@ def measure_lean_network(
     compiled_budgets: Sequence[float] = (),
     reports: bool = False,
 ) -> None:
-    """Add held memory, peak memory and step time of a network, lean and plain.
+    """Measure held memory, peak memory and step time of a network, lean and plain.
 
-    A network that cannot be built or trained plainly is noted and skipped. If outputs, gradients or buffers are not
-    bitwise equal, "same bits" is 0 and a note says whether plain training is deterministic. On a GPU, bits are compared
-    with deterministic algorithms; bytes and times are measured with torch's default.
+    Notes and skips a network that cannot be built or trained plainly. If outputs, gradients or buffers are not bitwise
+    equal, "same bits" is 0 and a note says whether plain training is deterministic. On a GPU, bits are compared with
+    deterministic algorithms; bytes and times are measured with torch's defaults.
 
     Args:
     - `setup`: the network; networks of this package use standard batch norm.
@@ -56,8 +56,8 @@ def measure_lean_network(
     - `compiled_budgets`: also measure Inductor with these activation memory budgets, both with torch's partitioner and
       with the lean rule. A budget of 1 recomputes no convolutions and matrix products.
     - `reports`: also compare the peaks of `zoo.memory_report` with the allocator's.
-    - `max_bytes`: networks whose plain training is predicted to need more are noted and skipped. A network that
-      cannot run on the meta device is measured.
+    - `max_bytes`: note and skip networks whose plain training is predicted to need more. A network that cannot run on
+      the meta device is always measured.
     """
     name = setup.spec.arch
     try:
@@ -86,12 +86,12 @@ def measure_lean_network(
 
 
 def _measure(results: Results, case: Case, models: dict[str, Any], images: Tensor, rounds: int, reports: bool) -> None:
-    """Add bits, memory and time of a network."""
+    """Measure bits, memory and time of a network."""
     name = case.subject
     for provider in [*models][1:]:
         try:
             begin = time.process_time()
-            is_exact = provider.startswith(LEAN)  # the kernels of Inductor are others
+            is_exact = provider.startswith(LEAN)  # Inductor uses other kernels
             if is_exact:
                 variant = partial(_replace, models[provider])
                 with _deterministic(images.device):
@@ -129,7 +129,7 @@ def _predicted_bytes(setup: Setup) -> int:
 
 def _add_costs(results: Results, case: Case, models: dict[str, nn.Module], images: Tensor, rounds: int) -> None:
     forwards = {name: _forward(model, images) for name, model in models.items()}
-    # The steps before: graphs are compiled for images without gradients, and plans found for them.
+    # Uses the images of the earlier steps, for which graphs were compiled and plans were made.
     memory = {name: measure_memory(forwards[name], model.parameters(), warmup=WARMUP) for name, model in models.items()}
     for name, measured in memory.items():
         for metric, value, reference in (
@@ -143,7 +143,7 @@ def _add_costs(results: Results, case: Case, models: dict[str, nn.Module], image
 
 
 def _add_reported_peaks(results: Results, case: Case, models: dict[str, nn.Module], images: Tensor) -> None:
-    """Add the peak of a step with all that existed before, and the peak of the report relative to it."""
+    """Measure the peak of a step, including everything allocated before, and the report's peak relative to it."""
     report = memory_report(models[PLAIN], images)
     for name, reported in ((PLAIN, report.plain_peak), (LEAN, report.peak)):
         forward = _forward(models[name], images, default_loss)
@@ -160,11 +160,11 @@ def _replace(twin: nn.Module, _: nn.Module) -> nn.Module:
 
 @contextmanager
 def _deterministic(device: torch.device) -> Iterator[None]:
-    """Let operations on a GPU use deterministic algorithms where they have one."""
+    """Makes operations on a GPU use deterministic algorithms where they exist."""
     if device.type != "cuda":
         yield
         return
-    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # without it torch calls cuBLAS nondeterministic
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # otherwise torch treats cuBLAS as nondeterministic
     settings: Any = torch.utils.deterministic
     fills, settings.fill_uninitialized_memory = settings.fill_uninitialized_memory, False
     torch.use_deterministic_algorithms(True, warn_only=True)

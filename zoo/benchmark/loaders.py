@@ -52,13 +52,13 @@ from zoo.memory.timing import ratios
 
 BASELINE = "zoo"
 WARMUP = 2  # epochs before the first turn
-SHARDS_PER_WORKER = 4  # so that the workers of webdataset, which share out whole shards, have equal parts
-METRICS = {"per core": "cpu_s", "wall clock": "wall_s"}  # to fields of `Turn`
+SHARDS_PER_WORKER = 4  # webdataset distributes whole shards among its workers: all get equal parts
+METRICS = {"per core": "cpu_s", "wall clock": "wall_s"}  # metric -> field of `Turn`
 NS = 1e-9
 
 
 SIDE = 224
-DALI_PREFETCH = 2  # batches, its default
+DALI_PREFETCH = 2  # batches; DALI's default
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ class Files:
     Args:
     - `folder`: folder with train/, which has a folder per class.
     - `shards`: folder with train/, which has tar files in webdataset's format.
-    - `num_images`: their number.
+    - `num_images`: number of images.
     - `batch_size`: images per batch.
     """
 
@@ -78,7 +78,7 @@ class Files:
     batch_size: int
 
 
-Epoch = Callable[[], Iterable[Any]]  # starts an epoch of batches, whose images are their first items
+Epoch = Callable[[], Iterable[Any]]  # starts an epoch of batches; the first item of a batch is its images
 
 
 class Pipeline(NamedTuple):
@@ -87,7 +87,7 @@ class Pipeline(NamedTuple):
     Args:
     - `package`: module to import.
     - `install`: argument of ``pip install``.
-    - `dtype`, `layout`: of the images.
+    - `dtype`, `layout`: dtype and layout of the images.
     - `build`: (files, workers) -> function that starts an epoch.
     """
 
@@ -202,7 +202,7 @@ def _dali(files: Files, workers: int) -> Epoch:
     num_batches = math.ceil(files.num_images / files.batch_size)
 
     def epoch() -> Iterator[Any]:
-        # Scheduled by hand, because DALI would go on to prefetch the next epoch.
+        # Schedules batches explicitly, because DALI would go on to prefetch the next epoch.
         for _ in range(min(DALI_PREFETCH, num_batches)):
             pipeline.schedule_run()
         for number in range(num_batches):
@@ -266,7 +266,7 @@ PIPELINES: Mapping[str, Pipeline] = {
 
 
 def num_images_of(batch: Any, pipeline: Pipeline) -> int:
-    """Return the number of images of a batch; ValueError unless they have the form that ``pipeline`` promises."""
+    """Return the number of images of a batch. Raises ValueError unless dtype and layout are those of ``pipeline``."""
     images = batch[0]
     shape = tuple(images.shape() if callable(images.shape) else images.shape)
     expected = (SIDE, SIDE, 3) if pipeline.layout == "channels_last" else (3, SIDE, SIDE)
@@ -293,10 +293,10 @@ def measure_loaders(
     batch_size: int,
     rounds: int,
 ) -> None:
-    """Add the throughput of each loader for JPEG files of ``data``/train, and its ratio to zoo's.
+    """Measure the throughput of each loader for JPEG files of ``data``/train, and its ratio to zoo's.
 
     Args:
-    - `names`: the loaders, keys of `PIPELINES`. One whose package is not installed becomes a note.
+    - `names`: the loaders, keys of `PIPELINES`. Missing packages are noted.
     - `workers`: numbers of worker processes, or threads for loaders that use threads.
     - `num_images`: number of files, evenly spaced, rounded down to whole batches for each worker.
     - `rounds`: epochs of each loader.
@@ -306,11 +306,12 @@ def measure_loaders(
     half as many images as zoo. The summary has medians by number of workers, loader and metric, and the range of the
     ratios.
 
-    Raises DataError if there are too few JPEG files, and ConfigError without Linux, whose /proc has the CPU times.
+    Raises DataError if there are too few JPEG files, and ConfigError if the system is not Linux: CPU times come from
+    /proc.
     """
     if not sys.platform.startswith("linux"):
         raise ConfigError(f"CPU times of workers are read from /proc, which {sys.platform} does not have; use Linux")
-    os.environ.pop("GOMP_CPU_AFFINITY", None)  # workers would inherit it, and share one core
+    os.environ.pop("GOMP_CPU_AFFINITY", None)  # workers would inherit it and share one core
     results.settings |= {"clock": "CPU time of all processes of a loader, and wall clock"}
     source = open_source(data / "train")
     with tempfile.TemporaryDirectory(prefix="zoo-loaders-") as folder:
@@ -326,7 +327,7 @@ def measure_loaders(
 
 
 def _copy(source: Source, root: Path, num_images: int, batch_size: int, workers: int) -> Files:
-    """Write evenly spaced JPEG files of ``source`` into class folders and shards; DataError if there are too few."""
+    """Copy evenly spaced JPEG files of ``source`` into class folders and shards. DataError if there are too few."""
     unit = batch_size * workers
     available = len(source.names)
     num_images = min(num_images, available) // unit * unit
@@ -358,7 +359,7 @@ def _copy(source: Source, root: Path, num_images: int, batch_size: int, workers:
 def _take_turns(
     results: Results, names: Sequence[str], files: Files, workers: int, rounds: int
 ) -> dict[str, list[Turn]]:
-    """Return the turns of each loader that can be run; the others become notes."""
+    """Run the loaders in turn; return the turns of each loader. Loaders that cannot run are noted."""
     servers: dict[str, _Server] = {}
     try:
         for name in names:
@@ -389,7 +390,7 @@ def _take_turns(
 
 
 def _report(results: Results, turns: dict[str, list[Turn]], files: Files, workers: int) -> None:
-    """Add the records of one number of workers, and the ratios to the summary."""
+    """Add the records for one number of workers, and add the ratios to the summary."""
     summary: dict[str, Any] = {}
     results.summary["loaders"][str(workers)] = summary
     for name, own in turns.items():
@@ -414,7 +415,7 @@ class _Unavailable(ZooError):
 
 
 class _Server:
-    """A process with one loader, which runs an epoch on request; `_Unavailable` if it fails."""
+    """A process with one loader that runs an epoch on request. Raises `_Unavailable` if it fails."""
 
     def __init__(self, name: str, files: Files, workers: int) -> None:
         self._name = name
@@ -430,7 +431,7 @@ class _Server:
         return self.receive()
 
     def end(self) -> None:
-        """Let the process end, with its workers, when it has finished its epoch."""
+        """Tell the process to exit, with its workers, after its epoch."""
         self._connection.close()
 
     def join(self) -> None:
@@ -438,7 +439,7 @@ class _Server:
         self._process.join()
 
     def receive(self) -> Any:
-        """Return what the process answers: first, after the warmup, the version of the package by its name."""
+        """Receive an answer of the process. The first one, after the warmup, is {package: version}."""
         try:
             answer = self._connection.recv()
         except EOFError:

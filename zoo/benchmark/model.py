@@ -19,9 +19,9 @@ from zoo.tables import counted
 
 
 def measure_strategies(results: Results, setup: Setup, strategies: Sequence[Strategy], rounds: int) -> None:
-    """Add memory and step time of each strategy that the network supports, with their ratios to the `BASELINE`.
+    """Measure memory and step time of each strategy that the network supports, and their ratios to the `BASELINE`.
 
-    Memory and time are measured in separate loops. Strategies that torch cannot compile or run are noted and skipped.
+    Measures memory and time in separate loops. Notes and skips strategies that torch cannot compile or run.
 
     Args:
     - `strategies`: must include the `BASELINE`.
@@ -56,12 +56,12 @@ def add_times(
     baseline: str,
     rounds: int,
 ) -> None:
-    """Add the step time of each of the ``models`` and its ratio to the ``baseline``.
+    """Measure the step time of each of the ``models`` and its ratio to the ``baseline``.
 
-    On a GPU, the steps are also replayed from CUDA graphs, which take the time of the kernels alone.
+    On a GPU, also replays the steps from CUDA graphs, which take only the time of the kernels.
 
     Args:
-    - `forwards`: compute the losses, by the names of the models.
+    - `forwards`: functions that compute the losses, by the names of the models.
     - `rounds`: interleaved timings of each step, at least one.
     """
     steps = {name: training_step(forwards[name], model) for name, model in models.items()}
@@ -103,7 +103,7 @@ def draw_strategies(content: dict[str, Any]) -> bytes:
 
 
 def lines_of(content: dict[str, Any], subject: str, metric: str) -> list[Line]:
-    """Return the strategies of a network with a step time and the ratio of the ``metric``, as points of their kinds."""
+    """Return a scatter point per strategy, step time against relative ``metric``, grouped by kind."""
     values: dict[str, dict[str, float]] = {}
     for record in content["records"]:
         if record["subject"] == subject:

@@ -1,4 +1,4 @@
-"""The networks of a benchmark: built in training mode in a given variant, and fed with random images."""
+"""Networks for benchmarks, built in training mode in a given variant, with random images."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Memory strategies for training the same network, under their names in tables and plots."""
+"""Memory strategies for training the same network, by their names in tables and plots."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Strategy:
     - `budget`: activation memory budget of torch.compile, 0 to 1; None: the network is not compiled.
     - `has_lean_rule`: compile with `zoo.remat.inductor_options` and this budget, in place of torch's choice.
     - `reversible`: use the RevNet of similar size and accuracy.
-    - `change`: applied to the built network and returns it, such as `zoo.lean` with a budget.
+    - `change`: function that changes and returns the built network, such as `zoo.lean` with a budget.
     """
 
     name: str
@@ -45,7 +45,7 @@ class Strategy:
     change: Callable[[nn.Module], nn.Module] | None = None
 
     def build(self, setup: Setup) -> nn.Module:
-        """Return the network of a setup or its reversible twin; ConfigError if it does not support the strategy."""
+        """Build the network of a setup or its RevNet. Raises ConfigError if it does not support the strategy."""
         model = (setup.reversible_twin() if self.reversible else setup).build(self.norm, self.memory)
         return model if self.change is None else self.change(model)
 
@@ -60,14 +60,14 @@ class Strategy:
 
 
 def compile_with_budget(model: nn.Module, budget: float, **options: Any) -> nn.Module:
-    """Return the compiled model with this activation memory budget of torch.compile, from 0 to 1.
+    """Compile the model with this activation memory budget of torch.compile, from 0 to 1.
 
-    ``options`` are further arguments of torch.compile. Below 1, torch may draw dropout masks again in backward, and
-    gradients are wrong.
+    ``options`` are further arguments of torch.compile. Below 1, torch may draw new dropout masks in backward, which
+    makes gradients wrong.
     """
     inductor = lookup_backend("inductor")
 
-    # torch.compile has no guard on the budget: a model compiled twice would keep the first budget. A backend of its own
+    # torch.compile has no guard on the budget: a model compiled twice would keep the first budget. A separate backend
     # gives each compiled model its own budget.
     def backend(graph: Any, inputs: Any) -> Any:
         with activation_memory_budget(budget):
@@ -93,7 +93,7 @@ EAGER = (
 
 
 def all_strategies(budgets: Sequence[float]) -> list[Strategy]:
-    """Return the eager strategies, and compiled ones at each budget, above 0 by the lean rule too."""
+    """Return the eager strategies, and for each budget compiled strategies, above 0 also with the lean rule."""
     compiled = [
         Strategy(f"compiled {name} {budget:g}", norm, memory, budget, has_lean_rule)
         for name, norm, memory, has_lean_rule in (
@@ -102,7 +102,7 @@ def all_strategies(budgets: Sequence[float]) -> list[Strategy]:
             ("iABN", "inplace", "auto", False),
         )
         for budget in budgets
-        if budget > 0 or not has_lean_rule  # which takes no fraction of 0, as torch does
+        if budget > 0 or not has_lean_rule  # unlike torch, the lean rule does not accept 0
     ]
     return [*EAGER, *compiled]
 
@@ -121,7 +121,7 @@ def choose_strategies(strategies: Sequence[Strategy], patterns: Sequence[str]) -
 
 
 def build_all(results: Results, strategies: Sequence[Strategy], setup: Setup) -> dict[Strategy, nn.Module]:
-    """Return the network with each strategy that it supports; note the others and the reasons in ``results``."""
+    """Build the network with each strategy that it supports; note the others, with reasons, in ``results``."""
     models: dict[Strategy, nn.Module] = {}
     for strategy in strategies:
         try:
@@ -135,7 +135,7 @@ def build_all(results: Results, strategies: Sequence[Strategy], setup: Setup) ->
 
 @contextmanager
 def refusals_noted(results: Results, subject: str, name: str, baseline: str = BASELINE) -> Iterator[None]:
-    """Context manager: note RuntimeErrors of torch instead of raising them, except for the baseline."""
+    """Notes RuntimeErrors of torch instead of raising them, except for the baseline."""
     try:
         yield
     except RuntimeError as error:

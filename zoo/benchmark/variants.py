@@ -1,7 +1,7 @@
 """The five strategies of Figure 2 of the InPlace-ABN paper for its block BN + ACT + CONV, in plain torch operations.
 
-They are compared with each other only (Rota Bulo et al., CVPR 2018, Figure 2 and the right half of Table 1); networks
-use the faster operations of zoo/ops. As in the paper, gamma keeps its sign.
+They serve only to be compared with each other (Rota Bulo et al., CVPR 2018, Figure 2 and the right half of Table 1);
+networks use the faster operations of zoo/ops. As in the paper, gamma keeps its sign.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Block(nn.Module):
         self.groups, self.strategy = groups, strategy
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the convolution's output, which has the shape of x: (N, channels, H, W)."""
+        """Return the convolution's output, with the shape of x: (N, channels, H, W)."""
         return bn_act_conv(x, self.gamma, self.beta, self.weight, self.strategy, self.groups)
 
 
@@ -100,7 +100,7 @@ class _Block(torch.autograd.Function):
 def backward_1(
     z: Tensor, dz: Tensor, inverse_std: Tensor, gamma: Tensor, beta: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return dL/dx, dL/dgamma, dL/dbeta of variant I: first x_hat = (y - beta) / gamma is computed for each element."""
+    """Return dL/dx, dL/dgamma, dL/dbeta of variant I, which computes x_hat = (y - beta) / gamma for each element."""
     y = F.leaky_relu(z, 1 / SLOPE)
     dy = torch.ops.aten.leaky_relu_backward(dz, z, SLOPE, True)
     return _backward_from_xhat(_affine(y, 1 / gamma, -beta / gamma), dy, inverse_std, gamma)

@@ -84,7 +84,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def run_script(command: type[Command], argv: Sequence[str] | None = None) -> int:
-    """Run ``command`` as a standalone script, whose arguments are its options; return its exit code."""
+    """Run ``command`` as a standalone script with its own arguments; return its exit code."""
     parser = argparse.ArgumentParser(description=_descriptions(command)[1])
     add_options(parser, command)
     words = _arguments(parser, argv)
@@ -92,9 +92,9 @@ def run_script(command: type[Command], argv: Sequence[str] | None = None) -> int
 
 
 def _arguments(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> list[str]:
-    """Return the arguments without --local-rank, which torch.distributed.launch puts before all others.
+    """Remove --local-rank, which torch.distributed.launch puts before all other arguments.
 
-    Sets LOCAL_RANK to its value. Launchers that pass both pass the same number.
+    Sets LOCAL_RANK to its value; launchers that set both set the same number.
     """
     launcher = argparse.ArgumentParser(prog=parser.prog, add_help=False, allow_abbrev=False)
     launcher.add_argument("--local-rank", "--local_rank", type=whole_number, metavar="N")
@@ -130,28 +130,28 @@ def _add_command(commands: argparse._SubParsersAction[Any], name: str, command: 
 
 
 def _descriptions(command: type[Command]) -> tuple[str, str]:
-    """Return the first paragraph of a command's docstring without the period, and the whole docstring, for argparse."""
+    """Return the summary (without period) and the description of a command for argparse, from its docstring."""
     paragraphs = [" ".join(text.split()) for text in (command.__doc__ or "").split("\n\n")]
     return paragraphs[0].removesuffix(".").replace("%", "%%"), " ".join(paragraphs)
 
 
 def _run(args: argparse.Namespace, command_line: str, others: tuple[str, ...] = ()) -> int:
-    """Run a parsed command and return its exit code; ``others`` are the arguments of a script that it runs.
+    """Run a parsed command and return its exit code. ``others`` are the arguments of a script that it runs.
 
-    A ZooError is printed on stderr, without a traceback unless ``--debug`` is given. Ctrl-C exits with code 130 and
-    one line. If the reader of the output stops reading (``zoo list | head -1``), the exit code is 141 and nothing is
-    printed, as for other programs.
+    Prints a ZooError to stderr, without a traceback unless ``--debug`` is given. Ctrl-C exits with code 130 and one
+    line. If the reader of the output stops reading (``zoo list | head -1``), exits with code 141 and prints nothing,
+    like other programs.
     """
     command = parsed(args.command, args, hide_secrets(command_line))
     if not command.owns_console:
         return _run_transparently(args, replace(command, arguments=others))
     set_up_console(rank=environment_rank())
-    # Spinning threads slow a step down many times as soon as another program wants a core. torch reads the variable
-    # when it is imported, which has not happened yet.
+    # Spinning threads slow a step down many times as soon as another program needs a core. torch is not imported
+    # yet; it reads the variable when it is.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     try:
         code = command.run()
-        sys.stdout.flush()  # here, where a BrokenPipeError is handled
+        sys.stdout.flush()  # a BrokenPipeError is handled below
     except ZooError as error:
         _print_error(args, str(error))
         return error.exit_code
@@ -159,14 +159,14 @@ def _run(args: argparse.Namespace, command_line: str, others: tuple[str, ...] = 
         _print_error(args, "interrupted")
         return EXIT_KEYBOARD_INTERRUPT
     except BrokenPipeError:
-        # Python flushes stdout again at exit, and would report that it cannot.
+        # Python flushes stdout again at exit, and would report a failure.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return EXIT_BROKEN_PIPE
     return code
 
 
 def _run_transparently(args: argparse.Namespace, command: Any) -> int:
-    """Run a command that runs a script, whose console, errors and interrupts are the script's."""
+    """Run a command that runs a script. Console, errors and interrupts belong to the script."""
     try:
         code: int = command.run()
     except ConfigError as error:

@@ -107,7 +107,7 @@ class BenchmarkLayer(Benchmark):
 
     kind = "layer"
     shapes: tuple[Annotated[tuple[int, ...], _shape], ...] | None = option(metavar="NxCxHxW")
-    """Input shapes (default: shapes in a ResNet, and small ones)."""
+    """Input shapes (default: shapes in a ResNet, and small shapes)."""
     dtypes: tuple[Literal["float32", "bfloat16", "float16"], ...] = ("float32", "bfloat16")
     """Number formats of input and output."""
     layouts: tuple[MemoryFormat, ...] = ("contiguous", "channels_last")
@@ -230,12 +230,12 @@ class BenchmarkLean(Benchmark):
                 results, setup, rounds=self.rounds, max_bytes=max_bytes, budgets=self.budgets,
                 compiled_budgets=self.compiled_budgets, reports=self.reports,
             )  # fmt: skip
-            results.write(self.stem)  # keep what was measured if the next network fails
+            results.write(self.stem)  # keeps earlier measurements if the next network fails
 
 
 @dataclass(frozen=True, kw_only=True)
 class BenchmarkGrid(Benchmark):
-    """Measure what grid_bits changes in reversible networks, and draw the error of reconstruction over depth."""
+    """Measure the effect of grid_bits on reversible networks, and plot the reconstruction error over depth."""
 
     kind = "grid"
     networks: tuple[str, ...] = argument("NETWORK")
@@ -249,7 +249,7 @@ class BenchmarkGrid(Benchmark):
     steps: Positive = 30
     """Training steps on random images and labels."""
     rounds: WholeNumber = 7
-    """Timings of a step; 0: no times."""
+    """Timings of a step; 0 measures no times."""
 
     def measure(self, results: Results) -> None:
         from zoo.benchmark.grid import draw_errors, measure_grids
@@ -266,7 +266,7 @@ class BenchmarkGrid(Benchmark):
 
 @dataclass(frozen=True, kw_only=True)
 class BenchmarkDepth(Benchmark):
-    """Measure the memory of vision transformers against their depth: stored, lean, checkpointed and reversible.
+    """Measure the memory of vision transformers over depth: stored, lean, checkpointed and reversible.
 
     Needs timm.
     """
@@ -289,7 +289,7 @@ class BenchmarkDepth(Benchmark):
 class BenchmarkLoaders(Benchmark):
     """Compare the throughput of the training loader with loaders of other packages, on the same JPEG files.
 
-    Loaders of packages that are not installed are left out, with a note. Needs Linux.
+    Loaders of packages that are not installed are skipped with a note. Needs Linux.
     """
 
     kind = "loaders"
@@ -298,7 +298,7 @@ class BenchmarkLoaders(Benchmark):
     device: Literal["cpu"] = "cpu"
     """Device."""
     loaders: tuple[LoaderName, ...] = get_args(LoaderName)
-    """Loaders to measure beside zoo's."""
+    """Loaders to measure in addition to zoo's."""
     workers: tuple[Positive, ...] = option("-j", default=(1, 2))
     """Numbers of worker processes, or of threads for loaders that use threads."""
     images: Positive = 512
@@ -331,7 +331,7 @@ BENCHMARK = Group(
 
 
 def _set_up_threads(threads: int | None) -> None:
-    """Pin OpenMP threads to cores; does nothing if torch is imported, because OpenMP has then read its settings."""
+    """Pin OpenMP threads to cores. Does nothing if torch is imported, because OpenMP has already read its settings."""
     if "torch" in sys.modules:
         return
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # silences the memory profiler

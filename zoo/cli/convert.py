@@ -17,7 +17,7 @@ NETWORK_OPTIONS = ("norm", "activation", "activation_param", "input_3x3")
 
 
 class Conversion(NamedTuple):
-    """A kind of conversion: its meaning, and the options that only some kinds accept."""
+    """A kind of conversion: its description, and its options that other kinds do not accept."""
 
     meaning: str
     options: tuple[str, ...] = ()
@@ -62,7 +62,7 @@ class Convert(Command):
     norm: Literal["standard", "inplace"] | None = None
     """Norms of the network (default: stored in SOURCE, or standard)."""
     allow_approximate: bool = False
-    """Round scales that in-place norms cannot represent to the nearest value that they can, instead of an error."""
+    """Round scales that in-place norms cannot represent to the nearest representable value, instead of failing."""
     json: Path | None = None
     """Write the report to FILE."""
     overwrite: bool = False
@@ -82,13 +82,13 @@ class Convert(Command):
 
         asked, options = self._given_settings(), dict[str, Any]()
         if self.kind == "relu-to-leaky-relu" and "activation_param" in asked:
-            options["activation_param"] = asked.pop("activation_param")  # this option is about the target
+            options["activation_param"] = asked.pop("activation_param")  # this option sets the target's activation
         if self.allow_approximate:
             options["allow_approximate"] = True
         return convert_file(self.kind, self.source, self.target, asked, **options)
 
     def _given_settings(self) -> dict[str, Any]:
-        """Return the settings of the source's network that were given as options."""
+        """Return the given options that describe the source's network."""
         return {key: value for key in ("arch", *NETWORK_OPTIONS) if (value := getattr(self, key)) not in (None, False)}
 
     def _print(self, report: ConversionReport) -> None:

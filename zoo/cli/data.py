@@ -22,7 +22,7 @@ from zoo.tables import counted
 
 @dataclass(frozen=True, kw_only=True)
 class DataCheck(Command):
-    """Read every image and label map of DATA, and print all that cannot be read."""
+    """Read every image and label map of DATA, and print all unreadable files."""
 
     config: str = argument("CONFIG")
     """Experiment or architecture to train, as for zoo train."""
@@ -42,7 +42,7 @@ class DataCheck(Command):
 
         data, named = open_data(self.data), open_experiment(self.config)
         config = named if isinstance(named, Experiment) else default_experiment(named, data)
-        if config.segmentation is not None:  # class-uniform sampling would read all label maps, and draw some images
+        if config.segmentation is not None:  # class-uniform sampling reads all label maps, but draws only some images
             segmentation = config.segmentation.model_copy(update={"class_uniform": False})
             config = config.model_copy(update={"segmentation": segmentation})
         num_faults = 0
@@ -70,7 +70,7 @@ class DataShard(Command):
     per_shard: Positive = 1000
     """Images per shard."""
     seed: WholeNumber = 0
-    """Seed of the order of training images; validation images keep theirs."""
+    """Seed of the order of training images; validation images keep their order."""
 
     def run(self) -> int:
         from zoo.data.prepare.write_shards import write_shards
@@ -94,7 +94,7 @@ DATA = Group(
 
 
 def _splits(data: Path) -> list[Path]:
-    """Return which of DATA/train and DATA/val exist; DataError if neither does."""
+    """Return the existing folders of DATA/train and DATA/val. Raises DataError if there are none."""
     found = [root for root in (data / "train", data / "val") if root.is_dir()]
     if not found:
         raise DataError("there is neither train/ nor val/", data, "give a folder that holds one of them")

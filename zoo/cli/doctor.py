@@ -1,4 +1,4 @@
-"""``zoo doctor``: print versions, devices, folders, and the back ends in use with reasons for those that are not."""
+"""``zoo doctor``: print versions, devices, folders, and back ends, with reasons if a back end is not in use."""
 
 from __future__ import annotations
 

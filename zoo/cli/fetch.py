@@ -20,7 +20,7 @@ class Fetch(Command):
         from zoo.weights import fetch_weights
 
         names = list(published()) if self.names == ("all",) else self.names
-        for name in names:  # report an unknown name before the first download
+        for name in names:  # reports an unknown name before the first download
             entry_of(name)
         for name in names:
             print(fetch_weights(name))

@@ -1,4 +1,4 @@
-"""``zoo lean``: run a training script whose networks train lean."""
+"""``zoo lean``: run a training script with lean networks."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from zoo.errors import ConfigError
 class Lean(Command):
     """Run a training script in half the activation memory, bit for bit.
 
-    Nothing in the script changes: the networks that it trains run as zoo.lean would run them. Arguments after the
-    script belong to the script. At the end, or at Ctrl-C, a table shows what each network saves, lean and plain.
+    The script does not change: zoo.lean is applied to the networks that it trains. Arguments after the script belong to
+    the script. At the end, or at Ctrl-C, a table shows what each network saves, lean and plain.
     """
 
     script: str | None = argument("SCRIPT", None)
     """Python file to run."""
     module: str | None = option("-m", metavar="MODULE")
-    """Module to run instead of a file, as of python -m."""
+    """Module to run instead of a file, as with python -m."""
     budget: str | None = option(metavar="LIMIT")
     """Limit on memory: 8GB for the peak of a step, 40% or 0.4 for a fraction of what plain training saves."""
     compare: bool = False
@@ -48,9 +48,9 @@ def _number(budget: str | None) -> str | float | None:
 
 
 def split_arguments(words: Sequence[str]) -> tuple[list[str], tuple[str, ...]]:
-    """Return the words of ``zoo lean`` up to the script or the module, and the arguments of the script.
+    """Split the words of ``zoo lean`` after the script or the module; return both parts.
 
-    What launchers such as torch.distributed.launch put before the command belongs to the script.
+    Arguments that launchers such as torch.distributed.launch insert before the command belong to the script.
     """
     words = list(words)
     start = words.index("lean") if "lean" in words else 0

@@ -86,9 +86,9 @@ def describe(name: str) -> dict[str, Any]:
 
 
 def sizes_of(name: str) -> dict[str, Any]:
-    """Return the sizes of an architecture or a published network; ConfigError for another name.
+    """Return the sizes of an architecture or a published network. Raises ConfigError for other names.
 
-    They come from the index. A network whose family a user has imported is measured.
+    Sizes come from the index. A network of a user's family is measured.
     """
     from zoo.config.architectures import architecture, network_sizes
     from zoo.config.published import published

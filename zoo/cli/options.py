@@ -10,7 +10,7 @@
         '''Processes that read images.'''
 
 `add_options` adds ``IMAGE [IMAGE ...]`` and ``-j/--workers N`` to a parser, and `parsed` returns the ``Resize``. The
-type of a field decides how its text is parsed:
+type of a field determines how its text is parsed:
 
 - ``bool`` is a flag, ``Literal[...]`` a choice, ``tuple[X, ...]`` one or more ``X``, ``X | None`` has no default;
 - ``Annotated[X, convert]`` calls ``convert(text)``, which raises argparse.ArgumentTypeError for wrong text;
@@ -42,28 +42,28 @@ METAVARS = {int: "N", float: "X", str: "NAME", Path: "FILE"}
 
 
 def option(*names: str, default: Any = None, **settings: Any) -> Any:
-    """Return the field of an option, which is called --FIELD-NAME unless ``names`` has a long name.
+    """Return the field of an option. It is called --FIELD-NAME unless ``names`` contains a long name.
 
     Args:
     - `names`: other names, such as "-j".
-    - `default`: its value when it is not given; the help text shows it.
+    - `default`: value if the option is not given; the help text shows it.
     - `settings`: more arguments of ``ArgumentParser.add_argument``, such as ``metavar``.
     """
     return field(default=default, metadata={"names": names, "settings": settings})
 
 
 def argument(metavar: str, default: Any = MISSING, **settings: Any) -> Any:
-    """Return the field of a positional argument; one with a default can be left out."""
+    """Return the field of a positional argument. An argument with a default is optional."""
     return field(default=default, metadata={"settings": {"metavar": metavar, **settings}, "positional": True})
 
 
 def whole_number(text: str) -> int:
-    """Return ``text`` as an integer >= 0."""
+    """Parse an integer >= 0."""
     return _at_least(0, text)
 
 
 def positive(text: str) -> int:
-    """Return ``text`` as an integer >= 1."""
+    """Parse an integer >= 1."""
     return _at_least(1, text)
 
 
@@ -83,9 +83,9 @@ class Command:
     """A command: its fields are its options, its docstring is the description in its help text.
 
     Args:
-    - `command_line`: the command line that repeats this run, for the files that it writes.
+    - `command_line`: the command line of this run, recorded in the files that it writes.
 
-    ``owns_console`` tells whether zoo's log records and errors are printed; otherwise the console is a script's.
+    ``owns_console`` tells whether zoo's log records and errors are printed; otherwise the console belongs to a script.
     """
 
     owns_console: ClassVar[bool] = True
@@ -94,7 +94,7 @@ class Command:
 
     @classmethod
     def hint(cls, name: str, options: Iterable[str]) -> str:
-        """Return what to write instead of the unknown option ``--name``; empty if none of the ``options`` is near."""
+        """Suggest a replacement for the unknown option ``--name``; "" if none of the ``options`` is similar."""
         near = difflib.get_close_matches(name, options, 1)
         return f"the nearest is --{near[0]}" if near else ""
 
@@ -134,14 +134,14 @@ def add_options(parser: argparse.ArgumentParser, command: type[Command]) -> None
 
 
 def parsed(command: type[CommandT], args: argparse.Namespace, command_line: str) -> CommandT:
-    """Return the command with the options that `add_options` made argparse read."""
+    """Build the command from arguments that argparse parsed with `add_options`."""
     values = {each.name: getattr(args, each.name) for each in _options(command)}
     values = {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
     return command(**values, command_line=command_line)
 
 
 def parse_all(parser: argparse.ArgumentParser, words: Sequence[str]) -> argparse.Namespace:
-    """Return the parsed words; unknown ones are an error of the command's own parser, with hints."""
+    """Parse the words. Unknown words are an error of the command's own parser, with hints."""
     args, unknown = parser.parse_known_args(words)
     if not unknown:
         return args
@@ -199,7 +199,7 @@ def _help(doc: str, default: Any) -> str:
 
 
 def _docs(command: type) -> dict[str, str]:
-    """Return the docstrings below the fields of a dataclass, on one line; those that it inherits too."""
+    """Return the docstrings below the fields of a dataclass and its bases, each as one line."""
     docs: dict[str, str] = {}
     for base in reversed(command.__mro__):
         if is_dataclass(base):
@@ -223,7 +223,7 @@ def _docs_of_module(name: str) -> Mapping[str, Mapping[str, str]]:
 
 def default_workers(most: int) -> int:
     """Return the number of cores of this process, at most ``most``."""
-    # torch warns of more workers than cores. Only Linux has sched_getaffinity.
+    # torch warns if there are more workers than cores. Only Linux has sched_getaffinity.
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return min(most, cores)
 

@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 class Predict(Command):
     """Print the best classes of each image.
 
-    Unreadable images are named, the others get their results, and the exit code is then 2.
+    If an image is unreadable, names it, continues with the others, and exits with code 2.
     """
 
     name: str = argument("NAME")

@@ -12,8 +12,8 @@ from zoo.cli.options import Command, argument, option
 class Push(Command):
     """Publish weights on the Hugging Face Hub, with a model card.
 
-    Writes model.safetensors, config.json and, unless there is one, README.md into a repository, which is created if it
-    does not exist. zoo.get("hf-hub:OWNER/NAME") loads it. Log in first with hf auth login, or set HF_TOKEN.
+    Creates the repository if it does not exist, and writes model.safetensors, config.json and, unless there is one,
+    README.md. zoo.get("hf-hub:OWNER/NAME") loads it. Log in first with hf auth login, or set HF_TOKEN.
     """
 
     name: str = argument("NAME")
@@ -23,7 +23,7 @@ class Push(Command):
     repository: str = argument("OWNER/NAME")
     """Repository on the Hub."""
     license: str | None = option(metavar="ID")
-    """License of the weights, as the Hub names it, such as apache-2.0 (default: the license of published weights)."""
+    """License of the weights, by the Hub's name, such as apache-2.0 (default: the license of published weights)."""
 
     def run(self) -> int:
         from zoo.run.publishing import push

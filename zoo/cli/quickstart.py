@@ -1,7 +1,7 @@
 """``zoo quickstart``: ``zoo train`` and ``zoo validate`` on bundled images, in minutes on a CPU.
 
-The task is to classify garments, or to segment scenes of garments. The segmentation network starts from a body trained
-to classify, as the paper's starts from ImageNet weights.
+The task is to classify garments, or to segment scenes of garments. The segmentation network starts from a body that was
+trained to classify; the paper starts from ImageNet weights.
 """
 
 from __future__ import annotations

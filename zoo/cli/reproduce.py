@@ -26,7 +26,7 @@ class ReproduceAll(Command):
 
     papers: ClassVar[tuple[str, ...]] = ("inplace_abn", "revnet", "revnext")
     only: tuple[str, ...] = option(default=(), metavar="ITEM")
-    """Measure only these, such as "Table 1" or table1 (default: all tables, figures and sections)."""
+    """Measure only these items, such as "Table 1" or table1 (default: all tables, figures and sections)."""
     no_plot: bool = False
     """Do not draw plots, which need matplotlib."""
     out: Path = option(default=DEFAULT_REPORT_DIR, metavar="DIR")
@@ -79,7 +79,7 @@ class ReproduceRevNeXt(ReproduceAll):
 
 @dataclass(frozen=True, kw_only=True)
 class ReproduceImageNet(Command, DataOptions):
-    """Score the nine published networks on ImageNet by three protocols, with the published scores beside.
+    """Score the nine published networks on ImageNet by three protocols, next to the published scores.
 
     Exit code: 0 if everything was measured, 2 if something is missing, 3 if a score is off by more than 0.1 points.
     """

@@ -19,15 +19,15 @@ class Segment(Command):
     """Write the class of each pixel of images into files.
 
     The files are OUT/KIND/NAME, with the subfolders of IN. Logits are resized to the size of the image before the
-    argmax. An image is skipped if its files exist. Unreadable images are named, the others continue, and the exit code
-    is then 2.
+    argmax. An image is skipped if its files exist. If an image is unreadable, names it, continues with the others, and
+    exits with code 2.
     """
 
     name: str = argument("NAME")
     """Deeplab network (zoo list), experiment, experiment file, checkpoint of zoo train, or hf-hub:OWNER/NAME."""
     source: Path = argument("IN")
-    """Image, or folder, which is searched recursively. Two images whose files would have the same name (a.jpg, a.png)
-    are an error."""
+    """Image, or folder to search recursively. Two images whose files would have the same name (a.jpg, a.png) are an
+    error."""
     out: Path = argument("OUT")
     """Folder for the files, outside of IN."""
     weights: Path | None = None
@@ -73,7 +73,7 @@ class Segment(Command):
 
 
 def report(result: Segmented) -> None:
-    """Print how many images were segmented; DataError if some could not be."""
+    """Print the number of segmented images. Raises DataError if some images failed."""
     num_images = result.written + len(result.faults)
     skipped = f", {result.skipped} already had files" if result.skipped else ""
     print(f"{result.written} of {num_images} images segmented{skipped}")

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 WIDTH = 110
 INDENT = 26
-MAX_COMPARED = 20  # tensors that differ
+MAX_COMPARED = 20  # differing tensors that are printed
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,7 +102,7 @@ def _facts_of_network(name: str) -> dict[str, Any]:
 
 
 def _facts_of_external(name: str) -> dict[str, Any]:
-    """Return the size of a network of another package, which is built on the meta device."""
+    """Build a network of another package on the meta device; return its size."""
     from zoo.config.architectures import EXTERNAL_MEMORY
     from zoo.config.network import ExternalSpec
     from zoo.models.build import build_on_meta
@@ -130,7 +130,7 @@ def _facts_of_file(stored: StoredWeights) -> dict[str, Any]:
 
 
 def _print(facts: Mapping[str, Any], indent: str = "") -> None:
-    """Print facts line by line, without unknown facts; facts of an inner dict are indented."""
+    """Print facts line by line, omitting unknown facts. Facts of an inner dict are indented."""
     for name, fact in facts.items():
         if isinstance(fact, dict) and fact:
             print(f"{indent}{name}:")

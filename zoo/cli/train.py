@@ -28,7 +28,7 @@ RUNS_DIR = Path("runs")
 
 
 def parse_setting(text: str) -> tuple[str, Any]:
-    """Return key and value of KEY=VALUE; a value that is not JSON is text."""
+    """Split KEY=VALUE into key and value. A value that is not JSON is text."""
     key, equals, value = text.partition("=")
     if not key or not equals:
         raise argparse.ArgumentTypeError(f"{text!r} is not KEY=VALUE, such as optimizer.learning_rate=0.1")
@@ -43,8 +43,8 @@ class Train(Command, ProcessOptions):
     """Train an experiment on DATA/train and validate on DATA/val."""
 
     config: str = argument("CONFIG")
-    """Bundled experiment, experiment file, or architecture (also timm:NAME and torchvision:NAME), which is trained
-    with default settings and the number of classes of DATA."""
+    """Bundled experiment, experiment file, or architecture (also timm:NAME and torchvision:NAME). An architecture is
+    trained with default settings and the number of classes of DATA."""
     data: DataFolder = argument("DATA")
     """Folder with train/ and val/: one folder per class in each, or images/ and labels/ for segmentation (see
     segmentation.layout); or shards, also by URL (https://, s3://, gs://); or a data set by name, torchvision:CIFAR10 or
@@ -54,7 +54,7 @@ class Train(Command, ProcessOptions):
     log_every: Positive = option("-p", default=10)
     """Batches between two log lines."""
     resume: str | None = option(metavar="PATH")
-    """Checkpoint to continue from; 'auto' takes the newest good one of the log folder, if there is one."""
+    """Checkpoint to continue from; 'auto' uses the newest intact checkpoint of the log folder, if there is one."""
     weights: str | None = option(metavar="FILE")
     """Weights file, or name of published weights, to start from instead of random weights. A segmentation network takes
     a classifier's weights into its body."""
@@ -67,13 +67,13 @@ class Train(Command, ProcessOptions):
     """Replace one setting of the experiment, such as optimizer.learning_rate=0.1; can be repeated. VALUE is JSON or
     text; zoo settings lists the keys."""
     epochs: Positive | None = None
-    """Train for N epochs instead of the experiment's optimizer.schedule.epochs. With --resume, more epochs than before
-    extend the run, also a finished one."""
+    """Train for N epochs instead of the experiment's optimizer.schedule.epochs. With --resume, a larger number extends
+    the run, even a finished one."""
     batch_size: Positive | None = None
     """Images per step, over all processes, instead of the experiment's optimizer.batch_size."""
     replicas: Positive | None = None
-    """Divide each batch among N replicas, as the GPUs of a paper, instead of the experiment's optimizer.replicas. Any
-    number of processes, up to N, then trains the same weights to the bit."""
+    """Divide each batch among N replicas, like the GPUs of a paper, instead of the experiment's optimizer.replicas. Any
+    number of processes, up to N, then trains bit-identical weights."""
     memory: str | None = option(metavar="STRATEGY")
     """What is saved for backward instead of the experiment's network.memory; "lean" halves the activation memory of any
     network."""

@@ -33,21 +33,21 @@ if TYPE_CHECKING:
     from zoo.tasks.prediction import Prediction, PredictionCollector
 
 SetName = Literal["imagenet-a", "imagenet-r", "imagenet-v2", "imagenet-sketch", "imagenet-real"]
-# Options of one task only, by field.
+# Options that apply to one task only, by field.
 CLASSIFICATION_OPTIONS = {"crop": "--crop", "scale": "--scale", "ten_crops": "--ten-crops",
                           "interpolation": "--interpolation", "crop_mode": "--crop-mode", "set_name": "--set",
                           "batch_size": "--batch-size", "predictions": "--predictions"}  # fmt: skip
-PROTOCOL_OPTIONS = ("crop", "scale", "ten_crops", "interpolation", "crop_mode")  # what a published protocol fixes
+PROTOCOL_OPTIONS = ("crop", "scale", "ten_crops", "interpolation", "crop_mode")  # fixed by a published protocol
 
 
 def scale(text: str) -> int:
-    """Return ``text`` as a size in px, or -1."""
+    """Parse a size in px, or -1."""
     return -1 if text == "-1" else positive(text)
 
 
 @dataclass(frozen=True, kw_only=True)
 class ScoreOptions(DataOptions, ProcessOptions):
-    """How weights are scored, and which files are written."""
+    """Options for scoring weights, and for the files to write."""
 
     protocol: str | None = option(choices=[*PROTOCOLS, *WHOLE_IMAGES], metavar=None)
     """Published protocol. Classification: center224 and tencrop224 (shorter side 256), center320 (shorter side 320,
@@ -62,8 +62,8 @@ class ScoreOptions(DataOptions, ProcessOptions):
     interpolation: Interpolation | None = None
     """Interpolation before the crop (default: the experiment's interpolation_val)."""
     crop_mode: CropMode | None = option()
-    """Which sides are resized before the crop: the shorter one (center), or both (squash) (default: the experiment's
-    crop_mode_val)."""
+    """Sides that are resized before the crop: the shorter side (center), or both sides (squash) (default: the
+    experiment's crop_mode_val)."""
     batch_size: Positive | None = None
     """Images per batch and process (default: the experiment's batch size over the number of processes, a tenth of it
     for ten crops)."""
@@ -94,7 +94,7 @@ class Validate(Command, ScoreOptions):
     """Variant of ImageNet in the folder DATA: imagenet-a, imagenet-r, imagenet-v2 and imagenet-sketch as unpacked,
     imagenet-real with val/ and real.json. Its classes are matched to the network's."""
     default_crop: CropProtocol | None = field(default=None, metadata={"hidden": True})
-    """Protocol of a classifier where options leave it open (default: the experiment's)."""
+    """Protocol of a classifier if options do not determine it (default: the experiment's)."""
 
     def run(self) -> int:
         from zoo.engine.process import open_process
@@ -169,7 +169,7 @@ class Validate(Command, ScoreOptions):
 
 
 def _write_predictions(path: Path, predictions: Sequence[Prediction]) -> None:
-    """Write a CSV file with a header and a line per image, sorted by path.
+    """Write a CSV file with a header and one line per image, sorted by path.
 
     Probabilities have six decimals; further digits depend on the device's order of summation.
     """

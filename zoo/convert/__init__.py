@@ -1,9 +1,9 @@
 """Converts weights and networks between variants, and reports how exact the conversion is.
 
-Functions of state dicts take a state dict and its network, and return the converted state dict, its `NetworkSpec`, and
-a `ConversionReport`. The network is a `NetworkSpec`, the name of published weights, or an architecture, whose norms and
-activation are those that the conversion is for. The state dict determines the number of classes. Functions that change
-what a network computes with, and not only names, compare the outputs of both networks on two random images. They raise
+Functions on state dicts take a state dict and its network, and return the converted state dict, its `NetworkSpec`, and
+a `ConversionReport`. The network is a `NetworkSpec`, the name of published weights, or an architecture; an architecture
+gets the norms and the activation that the conversion requires. The state dict determines the number of classes.
+Functions that do more than rename tensors compare the outputs of both networks on two random images. All raise
 ConfigError for an unknown architecture, WeightsError for a state dict that does not fit, and ConversionError for a
 network that they cannot convert. `convert_norm` converts the norms of a network of any package.
 """

@@ -22,9 +22,9 @@ from zoo.weights.load_file import count_classes
 StateDict = Mapping[str, Tensor]
 RANDOM_SIZE = (2, 3, 64, 64)
 ROUNDING_TOLERANCE = 1e4  # largest difference of exact conversions, in units of eps times the largest output
-MAX_PRINTED_NAMES = 6  # in a printed report
+MAX_PRINTED_NAMES = 6  # layer names in a printed report
 RELU_NETWORK = {"norm": "standard", "activation": "relu"}
-# Kind of conversion -> settings that the network of its source must have.
+# Kind of conversion -> settings that its source must have.
 REQUIRED_SETTINGS: dict[str, dict[str, str]] = {
     "from-torchvision": RELU_NETWORK,
     "to-torchvision": RELU_NETWORK,
@@ -44,7 +44,7 @@ class ConversionReport:
     - `layers`: names of layers whose weights or activation changed.
     - `exact`: whether the outputs are the same up to rounding in the dtype of the weights.
     - `reason`: why the conversion is exact or approximate.
-    - `clamped`: by norm, the number of scales that in-place norms cannot represent and that were set to eps.
+    - `clamped`: name of a norm -> number of scales that in-place norms cannot represent, set to eps.
     - `max_difference`: largest absolute difference between the outputs of source and result, in float64 and evaluation
       mode; None if the weights are unchanged.
     - `max_output`: largest absolute output of the source in that comparison.
@@ -79,9 +79,9 @@ class ConversionReport:
 def source_spec(state_dict: StateDict, network: str | Spec, conversion: str) -> NetworkSpec:
     """Return the spec of a conversion's source, with the number of classes of its state dict.
 
-    ``network`` is a spec, or a name: an architecture has the norms and the activation that the conversion is for. The
-    memory strategy becomes the default one, because it may not support the norms of the result. Raises ConfigError for
-    an unknown name, and ConversionError if the conversion is not for this network.
+    ``network`` is a spec or a name. An architecture gets the norms and the activation that the conversion requires. The
+    memory strategy is reset to the default, because it may not support the norms of the result. Raises ConfigError for
+    an unknown name, and ConversionError if the conversion does not support the network.
     """
     spec = network if isinstance(network, Spec) else _named(network, conversion)
     check_convertible(spec.arch, conversion)
@@ -96,7 +96,7 @@ def source_spec(state_dict: StateDict, network: str | Spec, conversion: str) -> 
 
 
 def count_source_classes(state_dict: StateDict, spec: Spec, conversion: str, source: str) -> int:
-    """Return the number of classes in the source of a conversion; raises as `count_classes`, naming ``source``."""
+    """Return the number of classes in the source of a conversion. Raises the errors of `count_classes`."""
     if conversion == "from-torchvision":
         return num_rows(state_dict, "fc.weight", source)
     return count_classes(state_dict, spec, source)
@@ -112,7 +112,7 @@ def _named(name: str, conversion: str) -> Spec:
 
 
 def check_convertible(arch: str, conversion: str) -> None:
-    """Raise ConversionError if a network is one of another package, or has its own norms and activation."""
+    """Raise ConversionError for a network of another package, or with fixed norms and activation."""
     if spec_class(arch) is Spec:
         what = f"{arch} has its own norms and activation, which {conversion} cannot change"
         raise ConversionError(what, remedy="use its weights as they are; zoo convert export copies them")
@@ -126,7 +126,7 @@ def check_convertible(arch: str, conversion: str) -> None:
 
 
 def build_with_weights(state_dict: StateDict, spec: Spec) -> nn.Module:
-    """Return the network of a spec with the weights of a state dict, in float64 and evaluation mode.
+    """Build the network of a spec with the weights of a state dict, in float64 and evaluation mode.
 
     Raises WeightsError if they do not fit.
     """
@@ -150,12 +150,12 @@ def state_dict_like(model: nn.Module, like: StateDict) -> dict[str, Tensor]:
 
 @torch.no_grad()
 def compare_outputs(source: nn.Module, target: nn.Module, exact_for: StateDict | None = None) -> dict[str, Any]:
-    """Return ``max_difference`` and ``max_output`` of two float64 networks on two fixed normally distributed images.
+    """Compare two float64 networks on two fixed random images; return ``max_difference`` and ``max_output``.
 
     Args:
     - `source`: the network before the conversion.
     - `target`: the network after it.
-    - `exact_for`: weights of the source, if outputs may differ only by rounding; their coarsest dtype sets the limit.
+    - `exact_for`: weights of the source if outputs may differ by rounding only; their coarsest dtype sets the limit.
 
     Raises ConversionError for outputs that are not finite, and VerificationError for differences above the limit.
     """

@@ -1,4 +1,4 @@
-"""Converts weights files, by their own descriptions of their networks."""
+"""Converts weights files, using their descriptions of their networks."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def _export(state_dict: Mapping[str, Tensor], spec: Spec) -> tuple[dict[str, Ten
     return dict(weights), spec, ConversionReport("export", spec.arch, (), True, "the weights are unchanged")
 
 
-# Kind of conversion -> its function, of `zoo.convert` except for export.
+# Kind of conversion -> its function in `zoo.convert`; None for export.
 FUNCTIONS: dict[str, Callable[..., tuple[dict[str, Tensor], Spec | None, ConversionReport]]] = {
     "from-torchvision": from_torchvision,
     "to-torchvision": to_torchvision,
@@ -41,24 +41,24 @@ FUNCTIONS: dict[str, Callable[..., tuple[dict[str, Tensor], Spec | None, Convers
 
 
 def convert_file(kind: str, source: Path, target: Path, asked: Mapping[str, Any], **options: Any) -> ConversionReport:
-    """Write the converted weights of a file, with the description of their network, and return a report.
+    """Convert a weights file, write the result with the description of its network, and return a report.
 
-    A training checkpoint's moving average of the weights is converted if it has one.
+    If a training checkpoint has a moving average of the weights, the average is converted.
 
     Args:
     - `kind`: a key of `FUNCTIONS`.
     - `source`: path of the weights file, or a published name.
     - `target`: file to write, see `save_weights`.
-    - `asked`: settings and options of the network, which must agree with the file's description.
+    - `asked`: settings and options of the network; must agree with the file's description.
     - `**options`: keyword arguments of the function.
 
-    Raises ConfigError if nothing names the architecture, ConversionError if the conversion is not for this network, and
-    WeightsError for settings that contradict the file.
+    Raises ConfigError if the architecture is unknown, ConversionError if the conversion does not support the network,
+    and WeightsError for settings that contradict the file.
     """
     stored = read_weights(source)
     spec = _source_spec(stored, kind, asked)
     record = NetworkRecord(spec=spec) if stored.record is None else stored.record
-    if kind != "from-torchvision":  # whose tensors have other names
+    if kind != "from-torchvision":  # torchvision's tensors have other names
         check_fits_spec(stored.state_dict, spec, escape(source))
     try:
         state_dict, converted, report = FUNCTIONS[kind](stored.state_dict, spec, **options)
@@ -86,9 +86,9 @@ def save_weights(state_dict: Mapping[str, Tensor], record: NetworkRecord | None,
 
 
 def _source_spec(stored: StoredWeights, kind: str, asked: Mapping[str, Any]) -> Spec:
-    """Return the spec of a file with the default memory strategy, or one made from ``asked`` and the kind.
+    """Return the spec of a file with the default memory strategy, or a spec from ``asked`` and the kind.
 
-    Raises errors as `convert_file` does.
+    Raises the errors of `convert_file`.
     """
     path, spec = stored.source, stored.spec
     if spec is not None and kind == "from-torchvision":

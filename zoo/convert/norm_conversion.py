@@ -1,4 +1,4 @@
-"""Replaces the norms of any model with equivalent norms of another kind, where that is safe."""
+"""Replaces the norms of any model with equivalent norms of another kind where this is safe."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ from zoo.torch_internals.data import BatchNormBase
 logger = logging.getLogger(__name__)
 
 MAX_WARNED_NAMES = 3
-LEAKY_RELU_SLOPE = 0.01  # of the leaky ReLU that replaces ReLU
+LEAKY_RELU_SLOPE = 0.01  # slope of the leaky ReLU that replaces ReLU
 PLAIN_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
-# Classes of timm and torchvision by name, because these packages are optional.
-NORMS_WITH_ACTIVATION = ("BatchNormAct2d", "SyncBatchNormAct")  # of timm; they call their submodules drop and act
-# These save their input for backward; their in-place functions save a copy.
+# Classes of timm and torchvision are listed by name, because these packages are optional.
+NORMS_WITH_ACTIVATION = ("BatchNormAct2d", "SyncBatchNormAct")  # timm's norms that call their submodules drop and act
+# These activations save their input for backward; their in-place functions save a copy.
 ACTIVATIONS_THAT_KEEP_INPUT = ("SiLU", "Hardswish", "GELU", "GELUTanh", "Mish", "PReLU")
 FUNCTIONS_THAT_KEEP_INPUT = ("silu", "hardswish", "gelu", "mish", "prelu")
 OTHER_ACTIVATIONS = ("relu", "leaky_relu", "elu", "relu6", "selu", "celu", *FUNCTIONS_THAT_KEEP_INPUT)
 
-# Remedies for each reason why a norm cannot be converted. The error lists the reasons next to the names.
+# Reason why a norm cannot be converted -> remedy. The error lists the reasons next to the names.
 SUBCLASS = "replace them with nn.BatchNorm2d, if they are equivalent"
 SYNCHRONIZED = 'convert to "sync"'
 NOT_ONCE = "give each call its own norm, and remove norms that are never called"
@@ -51,15 +51,15 @@ ALTERNATIVES = "partial=True converts the other norms; zoo.lean saves memory wit
 
 @dataclass
 class NormPlan:
-    """How one norm is replaced.
+    """Plan for replacing one norm.
 
     Args:
     - `name`, `old`: the norm.
     - `activation`, `activation_param`, `inplace`: settings of the new norm.
     - `absorbed`: name of the activation module that the new norm takes over, if nothing else calls it.
-    - `owner`: otherwise, name of the module whose forward method calls the activation, and is rewritten.
-    - `follower`: the activation that is kept: a submodule of the norm, or a module behind it that must not overwrite
-      its input.
+    - `owner`: otherwise, name of the module whose forward method calls the activation and will be rewritten.
+    - `follower`: an activation that stays: a submodule of the norm, or a module after it that must not overwrite its
+      input.
     - `producer`: name of the convolution or linear layer whose filters of ``num_negative`` negative scales are negated.
     - `num_clamped`: number of scales that cannot be represented and become eps.
     """
@@ -93,10 +93,10 @@ def convert_norm(
     - `module`: the network; modified in place, as by `torch.nn.SyncBatchNorm.convert_sync_batchnorm`.
     - `kind`: "standard" (`ABN`), "inplace" or "sync".
     - `allow_approximate`: replace scales that cannot be represented with the nearest possible scale, eps.
-    - `partial`: convert the norms that can be converted, and log a warning with the names of some others. Norms before
-      an activation that is not invertible and saves its input (SiLU, Hardswish, GELU, Mish, PReLU) are then in-place
-      too, but the activation is not: one of their two saved maps remains.
-    - `relu`: "leaky_relu" replaces ReLU behind in-place norms with leaky ReLU of slope 0.01, which changes the outputs.
+    - `partial`: convert the norms that can be converted, and log a warning with the names of some others. A norm before
+      a non-invertible activation that saves its input (SiLU, Hardswish, GELU, Mish, PReLU) then becomes in-place, too,
+      but the activation does not: one of their two saved maps remains.
+    - `relu`: "leaky_relu" replaces ReLU after in-place norms with leaky ReLU of slope 0.01. This changes the outputs.
 
     Parameters and buffers remain the same objects under the same names. The in-place scale is |weight| + eps, so eps is
     subtracted from the weights; for a negative weight, the signs of the running mean and of the filter before it are
@@ -104,8 +104,9 @@ def convert_norm(
     only the norm reads. Activation modules that a norm takes over become nn.Identity. If the activation is a function,
     or a module that is also called elsewhere, the forward method that calls it is rewritten without the call, as a
     torch.fx graph. Only `ABN` takes over relu, and only from modules that nothing else calls. An `ABN` whose input is
-    still needed becomes an `InPlaceABN` with ``inplace = False``. Frozen norms of torchvision and timm are kept. The
-    kind "standard" also keeps the norms of invertible layers (RevNeXt), which are standard ones in evaluation.
+    still needed becomes an `InPlaceABN` with ``inplace = False``. Frozen norms of torchvision and timm are not
+    replaced. The kind "standard" also leaves the norms of invertible layers (RevNeXt): in evaluation they are standard
+    norms.
 
     The forward pass is traced with torch.fx. Raises ConversionError, with the norms, reasons and remedies, and leaves
     ``module`` unchanged if something else needs the input of a norm, its output is overwritten, its activation has no
@@ -125,9 +126,10 @@ def convert_norm(
 def plan_norms(
     module: nn.Module, kind: str, allow_approximate: bool = False, partial: bool = False, relu: str | None = None
 ) -> tuple[list[NormPlan], dict[str, str]]:
-    """Return the plan of `convert_norm` for each norm, and the reasons by name for norms that it would not convert.
+    """Plan `convert_norm` without changing anything.
 
-    Changes nothing. Raises the ConversionError of `convert_norm`.
+    Returns a plan for each norm, and for each norm that cannot be converted its name and the reason. Raises the
+    ConversionError of `convert_norm`.
     """
     if kind not in NORM_CLASSES:
         raise ConversionError(f"norm {kind!r} is not one of {', '.join(NORM_CLASSES)}")
@@ -194,7 +196,7 @@ def apply_plans(module: nn.Module, plans: list[NormPlan], kind: str) -> None:
 
 
 def replace_modules(module: nn.Module, replaced: Mapping[int, nn.Module]) -> None:
-    """Replace the submodules whose ids are keys of ``replaced``, under all their names in ``module``."""
+    """Replace submodules of ``module`` under all their names. ``replaced`` maps ids of submodules to new modules."""
     for parent in list(module.modules()):
         for name, child in parent._modules.items():
             if id(child) in replaced:
@@ -244,7 +246,7 @@ class _Planner:
             plan = self._plan_activation(name, norm, node)
         if not self.in_place:
             return plan
-        if plan.activation not in INVERTIBLE_ACTIVATIONS:  # of an ABN; others were checked above
+        if plan.activation not in INVERTIBLE_ACTIVATIONS:  # an ABN's activation; others were checked above
             raise _UnsafeError(f"its activation {plan.activation} has no in-place form", NO_FORM)
         if not isinstance(norm, InPlaceABN) and (reason := self.trace.input_needed_reason(node)):
             if not isinstance(norm, ABN):
@@ -274,7 +276,7 @@ class _Planner:
         return NormPlan(name, norm, "identity", LEAKY_RELU_SLOPE, True, follower=norm.act)
 
     def _plan_activation(self, name: str, norm: nn.Module, node: fx.Node) -> NormPlan:
-        """Return the plan for a batch norm and the activation that it can take over; identity if there is none."""
+        """Return the plan for a batch norm with the activation that it can take over, or with the identity."""
         plan = NormPlan(name, norm, "identity", LEAKY_RELU_SLOPE, True)
         last = next(iter(node.users)) if len(node.users) == 1 else None
         output = node
@@ -305,7 +307,7 @@ class _Planner:
         return function_name(node).rstrip("_") in OTHER_ACTIVATIONS
 
     def _form_of(self, activation: tuple[str, float] | None) -> tuple[str, float] | None:
-        """Return the activation of the new norm for a given one; None if the norm cannot take it over."""
+        """Return the new norm's form of an activation; None if the norm cannot take it over."""
         if activation is not None and activation[0] == "relu" and self.in_place:
             return None if self.relu is None else (self.relu, LEAKY_RELU_SLOPE)
         return activation
@@ -317,7 +319,7 @@ class _Planner:
         return self.partial and function_name(activation).rstrip("_") in FUNCTIONS_THAT_KEEP_INPUT
 
     def _owner(self, name: str, node: fx.Node, activation: fx.Node) -> str:
-        """Return the name of the module whose forward method is to be rewritten without the activation."""
+        """Return the name of the module whose forward method must be rewritten without the activation."""
         owner, module = str(node.meta["owner"]), self.trace.module_of(activation)
         what, advice = f"its activation {escape(describe_call(activation))} is a function", FUNCTION
         if module is not None:
@@ -370,7 +372,7 @@ def _no_form(name: str, activation: nn.Module | fx.Node) -> _UnsafeError:
 
 
 def _activation_of(module: nn.Module) -> tuple[str, float] | None:
-    """Return name and parameter of an activation module that norms support; None for any other."""
+    """Return name and parameter of an activation module that norms support; None for other modules."""
     if type(module) is nn.LeakyReLU and module.negative_slope > 0:
         return "leaky_relu", module.negative_slope
     if type(module) is nn.ELU and module.alpha > 0:
@@ -415,7 +417,7 @@ def _plan_scale(trace: Trace, plan: NormPlan, kind: str, allow_approximate: bool
 
 @torch.no_grad()
 def _converted(plan: NormPlan, kind: str, modules: Mapping[str, nn.Module]) -> nn.Module:
-    """Return the new norm with the parameters and buffers of the old one."""
+    """Build the new norm with the parameters and buffers of the old norm."""
     old, layer = plan.old, NORM_CLASSES[kind]
     new: Any = layer(
         old.num_features, old.eps, old.momentum, old.affine, old.track_running_stats,

@@ -22,7 +22,7 @@ from zoo.layers.norm import ABN
 def inplace_to_standard(
     state_dict: StateDict, spec: str | NetworkSpec
 ) -> tuple[dict[str, Tensor], NetworkSpec, ConversionReport]:
-    """Return the weights for standard norms: every scale becomes |weight| + eps; exact."""
+    """Convert weights to standard norms: every scale becomes |weight| + eps. Exact."""
     source = source_spec(state_dict, spec, "inplace-to-standard")
     target = source.changed(norm="standard")
     converted, plans, measured = _change_norms(state_dict, source, target)
@@ -37,7 +37,7 @@ def standard_to_inplace(
     *,
     allow_approximate: bool = False,
 ) -> tuple[dict[str, Tensor], NetworkSpec, ConversionReport]:
-    """Return the weights for in-place norms, whose scale is |weight| + eps.
+    """Convert weights to in-place norms, whose scale is |weight| + eps.
 
     A weight w >= eps becomes w - eps. A negative w becomes |w| - eps, and the signs of the filter before the norm and
     of the running mean are flipped, which negates the normalized values; bias and variance are unchanged. This is
@@ -64,7 +64,7 @@ def standard_to_inplace(
 def _change_norms(
     state_dict: StateDict, source: NetworkSpec, target: NetworkSpec, allow_approximate: bool = False
 ) -> tuple[dict[str, Tensor], list[NormPlan], dict[str, Any]]:
-    """Return the weights for the norms of ``target``, the plan for each norm, and the measured differences."""
+    """Convert weights to the norms of ``target``; return them with the plan for each norm and measured differences."""
     model = build_with_weights(state_dict, source)
     plans, _ = plan_norms(model, target.norm, allow_approximate)
     apply_plans(model, plans, target.norm)
@@ -80,7 +80,7 @@ def relu_to_leaky_relu(
     *,
     activation_param: float = 0.01,
 ) -> tuple[dict[str, Tensor], NetworkSpec, ConversionReport]:
-    """Return the weights of a relu network, unchanged, for leaky_relu with slope ``activation_param``; approximate.
+    """Use the weights of a relu network, unchanged, with leaky_relu of slope ``activation_param``. Approximate.
 
     Both networks have standard norms.
     """

@@ -14,7 +14,7 @@ from typing import Any
 from torch import fx, nn
 
 IN_PLACE_OPERATORS = (operator.iadd, operator.isub, operator.imul, operator.itruediv)
-# Parts of a forward method that a traced graph would not reproduce.
+# Syntax in a forward method that a traced graph would not reproduce.
 NOT_TRACED_NAMES = frozenset({"isinstance", "hasattr", "type", "is_tensor", "is_grad_enabled"})
 NOT_TRACED_OPERATIONS = frozenset({"STORE_ATTR", "STORE_GLOBAL"})
 
@@ -56,11 +56,11 @@ class Rewritten:
         self.function = _compiled(graph)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Return the output of the graph, run with the submodules of the owner."""
+        """Run the graph with the submodules of the owner; return its output."""
         return self.function(self.owner, *args, **kwargs)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return the state to copy or pickle, without the function that is compiled from the graph."""
+        """Return the state to copy or pickle, without the function compiled from the graph."""
         return {"owner": self.owner, "graph": self.graph}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -69,7 +69,7 @@ class Rewritten:
 
 
 def _compiled(graph: fx.Graph) -> Callable[..., Any]:
-    """Return the graph as a function of the module and its inputs."""
+    """Compile the graph to a function of the module and its inputs."""
     code = graph.python_code("self")
     namespace = dict(code.globals)
     exec(code.src, namespace)
@@ -78,7 +78,7 @@ def _compiled(graph: fx.Graph) -> Callable[..., Any]:
 
 
 def as_traceable(module: nn.Module) -> nn.Module:
-    """Return the module, or if rewritten, a copy whose class has the rewritten forward, where torch.fx finds it."""
+    """Return a copy whose class has the rewritten forward, so that torch.fx finds it; the module if not rewritten."""
     forward = vars(module).get("forward")
     if not isinstance(forward, Rewritten):
         return module
@@ -95,7 +95,7 @@ def takes_optional_arguments(module: nn.Module) -> bool:
 
 @contextlib.contextmanager
 def mode_set(module: nn.Module, training: bool) -> Iterator[None]:
-    """Context manager: sets the mode of all submodules, frozen ones too, and restores each on exit."""
+    """Sets the mode of all submodules, including frozen ones, and restores each mode on exit."""
     modes = {part: part.training for part in module.modules()}
     try:
         for part in modes:
@@ -138,7 +138,7 @@ def activation_behind(module: nn.Module, graph: fx.Graph, norm: str) -> fx.Node 
 
 
 def drop_activations(module: nn.Module, norms: Iterable[str]) -> None:
-    """Rewrite the forward method of ``module`` without the `activation_behind` each of its ``norms``."""
+    """Rewrite the forward method of ``module`` without the activation after each of ``norms`` (`activation_behind`)."""
     graph = trace_forward(module)
     assert isinstance(graph, fx.Graph)
     for norm in norms:

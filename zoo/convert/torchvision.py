@@ -1,4 +1,4 @@
-"""Converts weights between torchvision's ResNets and this package's, which have the same tensors by other names."""
+"""Converts weights between torchvision's ResNets and this package's: the same tensors under other names."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ TORCHVISION_LAYERS = {"proj_conv": "downsample.0", "proj_bn": "downsample.1"}
 def from_torchvision(
     state_dict: StateDict, spec: str | NetworkSpec
 ) -> tuple[dict[str, Tensor], NetworkSpec, ConversionReport]:
-    """Return the tensors of a torchvision ResNet under this package's names; exact.
+    """Rename the tensors of a torchvision ResNet to this package's names. Exact.
 
-    ``spec`` is the network in this package, with relu and standard norms; a name means this network. Batch counters,
-    which torchvision's oldest files lack, become 0.
+    ``spec`` is the network in this package, with relu and standard norms; a name means this network. Missing batch
+    counters, as in torchvision's oldest files, become 0.
 
     Raises ConversionError with all missing and unknown keys, and WeightsError for wrong shapes.
     """
@@ -32,7 +32,7 @@ def from_torchvision(
 
 
 def to_torchvision(state_dict: StateDict, spec: str | NetworkSpec) -> tuple[dict[str, Tensor], None, ConversionReport]:
-    """Return the tensors of a ResNet with relu and standard norms under torchvision's names; exact.
+    """Rename the tensors of a ResNet with relu and standard norms to torchvision's names. Exact.
 
     The result belongs to a network of torchvision and has no spec. Raises ConversionError with all missing and unknown
     keys, and WeightsError for wrong shapes.

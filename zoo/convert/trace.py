@@ -20,7 +20,7 @@ from zoo.layers.norm import ABN
 from zoo.layers.reversible import ReversibleSequential
 from zoo.torch_internals.data import BatchNormBase, DropoutBase
 
-# Their outputs may be overwritten: not saved for backward, and not views.
+# Modules whose outputs may be overwritten: they are not saved for backward and are not views.
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 TRANSPOSED_CONVOLUTIONS = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 LINEAR_MODULES = (*CONVOLUTIONS, *TRANSPOSED_CONVOLUTIONS, nn.Linear)  # negated weights negate the output
@@ -37,20 +37,20 @@ FRESH_FUNCTIONS = (
     torch.add,
     operator.add,
 )
-# Their outputs can be their input or a view of it.
+# Modules whose outputs can be the input or a view of it.
 MAY_ALIAS_INPUT = (
     *("chunk", "contiguous", "detach", "dropout", "dropout2d", "expand", "expand_as", "flatten", "getitem", "narrow"),
     *("permute", "reshape", "select", "split", "squeeze", "t", "to", "transpose", "type_as", "unbind", "unflatten"),
     *("unsqueeze", "view", "view_as"),
 )
-# Folders of code that is between a forward method and `_Tracer.create_node`.
+# Folders of the frames between a forward method and `_Tracer.create_node`.
 TRACING_CODE = tuple(os.path.join(os.path.dirname(file), "") for file in (torch.__file__, __file__))
 
 
 class _Tracer(LocalTracer):
     """Traces into all modules except torch's own and norms; modules that cannot be traced become leaf calls.
 
-    ``failed``: the reasons by name of module.
+    ``failed`` maps names of modules to the reasons.
     """
 
     def __init__(self) -> None:
@@ -94,8 +94,8 @@ class Trace:
 
     Args:
     - `module`: the module.
-    - `in_parts`: whether to do the same if the forward method of ``module`` itself cannot be traced; otherwise
-      ConversionError is raised.
+    - `in_parts`: if the forward method of ``module`` itself cannot be traced, trace its submodules instead of raising
+      ConversionError.
     """
 
     def __init__(self, module: nn.Module, in_parts: bool = False) -> None:
@@ -130,7 +130,7 @@ class Trace:
             return {part: "it takes optional arguments, and its call is unknown"}
         try:
             graph = tracer.trace(as_traceable(module))
-        except Exception as error:  # as in call_module
+        except Exception as error:  # user code called with proxies can raise anything
             return {part: _reason(error)}
         self._part_of[graph] = part
         names = {id(module): name for name, module in self.modules.items()}
@@ -159,9 +159,9 @@ class Trace:
         return len(self.calls.get(str(node.target), []))
 
     def producer_of(self, name: str) -> str | None:
-        """Return the name of the convolution or linear layer whose output channels only the norm ``name`` reads.
+        """Return the name of the convolution or linear layer whose output only the norm ``name`` reads.
 
-        None if there is none, if either is called several times, or if the layer shares a parameter.
+        Returns None if there is none, if either is called several times, or if the layer shares a parameter.
         """
         nodes = self.calls.get(name, [])
         if len(nodes) != 1 or len(nodes[0].all_input_nodes) != 1:
@@ -224,7 +224,7 @@ class Trace:
 
 
 def _calling_line() -> str:
-    """Return the line of source that makes the call that is being traced; "" if it is unknown."""
+    """Return the source line of the call that is being traced; "" if it is unknown."""
     frame = inspect.currentframe()
     while frame is not None and frame.f_code is not Trace._trace_part.__code__:
         if not frame.f_code.co_filename.startswith(TRACING_CODE):
@@ -247,7 +247,7 @@ def function_name(node: fx.Node) -> str:
 
 
 def describe_call(node: fx.Node) -> str:
-    """Return the name of the module that a node calls; otherwise the line of source that makes the call, and where."""
+    """Return the name of the module that a node calls; for other calls the source line and its location."""
     if node.op == "call_module":
         return str(node.target)
     if not node.meta["line"]:  # an input, or a line of a rewritten forward method

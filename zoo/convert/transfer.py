@@ -1,4 +1,4 @@
-"""Transfers the weights of a file to a network with another activation or another form of its norms."""
+"""Transfers the weights of a file to a network with another activation or other norms."""
 
 from __future__ import annotations
 
@@ -23,22 +23,22 @@ def load_transferred(model: nn.Module, stored: StoredWeights, asked_by: str = AS
 
 
 def transferred(stored: StoredWeights, network: Spec | None) -> StoredWeights:
-    """Return the weights of a file for the norms and the activation of ``network``, and log each change in one line.
+    """Convert the weights of a file to the norms and the activation of ``network``; log each change in one line.
 
-    - Another activation leaves the weights unchanged, as the original project does; the outputs differ.
-    - Standard norms become in-place norms, or in-place norms standard ones, if that is exact.
+    - For another activation, the weights stay unchanged, as in the original project; the outputs differ.
+    - Standard norms become in-place norms, or in-place norms become standard norms, if the conversion is exact.
 
-    Weights without a description, of networks whose layers are fixed, and of another architecture are returned
-    unchanged. Raises WeightsError if the norms cannot be converted exactly.
+    Returns weights unchanged if they have no description, belong to a network with fixed layers, or to another
+    architecture. Raises WeightsError if the norms cannot be converted exactly.
     """
     spec = stored.spec
     if not (isinstance(spec, NetworkSpec) and isinstance(network, NetworkSpec)):
         return stored
-    of_weights = ARCHITECTURES[network.arch].structure.get("body", network.arch)  # a DeepLab may load its body alone
+    of_weights = ARCHITECTURES[network.arch].structure.get("body", network.arch)  # a DeepLab may load only its body
     if spec.arch != network.arch and not has_same_tensors(spec.arch, of_weights):
         return stored
     tensors, source = stored.state_dict, stored.source
-    if spec.norm == "standard":  # first, because in-place norms have no relu
+    if spec.norm == "standard":  # change the activation first: in-place norms do not support relu
         spec = _with_activation(spec, network, source)
     if (spec.norm == "standard") != (network.norm == "standard"):
         tensors = _convert_norms(tensors, spec, network.norm, source)
@@ -67,7 +67,7 @@ def _activation_text(spec: NetworkSpec) -> str:
 
 
 def _convert_norms(tensors: dict[str, Tensor], spec: NetworkSpec, norm: str, source: str) -> dict[str, Tensor]:
-    """Return the weights for standard or in-place norms; synchronized norms are in-place norms."""
+    """Convert weights to standard or in-place norms. Synchronized norms count as in-place norms."""
     convert = inplace_to_standard if norm == "standard" else standard_to_inplace
     try:
         converted, _, report = convert(tensors, spec)

@@ -1,1 +1,1 @@
-"""What is read during training: class folders, shards, label maps, transforms, samplers and loaders."""
+"""Reading of training data: class folders, shards, label maps, transforms, samplers and loaders."""

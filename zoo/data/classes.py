@@ -19,10 +19,10 @@ logger = logging.getLogger(__name__)
 
 
 def class_names(num_classes: int, known: Sequence[str] | None = None) -> list[str]:
-    """Return a name for each class of a network, in the order of its outputs: ``known``, those in its weights file.
+    """Return a name for each class of a network, in the order of its outputs.
 
-    Without names, 1000 classes get the names of ImageNet, and any other classes get numbers. The wnids of ImageNet are
-    replaced by its names.
+    ``known`` are the names in the weights file. Without them, 1000 classes get the names of ImageNet, and other numbers
+    of classes get numbers as names. Wnids of ImageNet are replaced by its names.
     """
     if num_classes == NUM_CLASSES and tuple(known or imagenet_wnids()) == imagenet_wnids():
         return imagenet_names()
@@ -50,7 +50,7 @@ def check_same_classes(train: ImageDataset, val: ImageDataset) -> None:
     missing = sorted(set(train.classes) - set(val.classes))
     unknown = sorted(set(val.classes) - set(train.classes))
     where = train.root.parent
-    if not missing and not unknown:  # folders are sorted, but shards may number classes in any order
+    if not missing and not unknown:  # shards may number classes in any order; folders are sorted
         what = f"{train.root.name}/ and {val.root.name}/ have the same classes in another order"
         raise DataError(what, where, "create both with the same order")
     parts = [f"{len(missing)} only in {train.root.name}/: {join_names(missing)}"] if missing else []
@@ -73,8 +73,8 @@ def match_classes(images: ImageDataset, num_outputs: int, names: Sequence[str] |
     there must be as many folders as outputs; they are numbered in sorted order, as in training, with a warning. The
     labels of a data set without class names are numbers of outputs.
 
-    Raises DataError for a folder that is not a class of the network, two folders of the same class, and, without names,
-    another number of folders.
+    Raises DataError for a folder that is not a class of the network, for two folders of the same class, and without
+    names for a different number of folders.
     """
     if not images.classes:
         logger.warning("the data set names no classes: its labels are taken for outputs; %s", escape(images.root))

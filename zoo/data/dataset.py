@@ -1,4 +1,4 @@
-"""Data sets of images. Each sample is a function of seed, epoch and index alone."""
+"""Data sets of images. A sample depends on seed, epoch and index only."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Sample(NamedTuple):
     """One image, its target and its file.
 
     Args:
-    - `drawn`: the crop, and what is applied to it later on the device.
+    - `drawn`: the crop, and the operations to apply to it later on the device.
     - `target`: a class index, or the class indices of the pixels (H, W), int64.
     - `path`: the file.
     """
@@ -63,9 +63,9 @@ class Batch(NamedTuple):
         return self.finished(self.images.to(device, non_blocking=True))
 
     def finished(self, images: Tensor) -> Tensor:
-        """Return ``images``, all or some of the batch, on any device, with changed colors and normalized.
+        """Change colors and normalize ``images``, all or some of the batch, on any device.
 
-        A batch with color changes can only be finished as a whole, because each image has its own.
+        A batch with color changes can only be finished as a whole, because each image has its own changes.
         """
         if self.normalization is None:
             return images
@@ -76,8 +76,8 @@ class Batch(NamedTuple):
 class ImageDataset(Dataset[Sample]):
     """Base class of the data sets, see `zoo.data.sampler.Key`. Samples do not depend on the process.
 
-    Subclasses define `_draw`, which may use random numbers, and `number_classes`. Messages use `class_kind`,
-    `class_unit`, what has a class, and `remedy`, what to do about an unusable image.
+    Subclasses define `_draw`, which may use random numbers, and `number_classes`. In messages, `class_kind` names the
+    classes, `class_unit` the items that have a class, and `remedy` says what to do about an unusable image.
 
     Args:
     - `root`: the folder of the images.
@@ -105,7 +105,7 @@ class ImageDataset(Dataset[Sample]):
         raise NotImplementedError
 
     def file_name(self, index: int) -> str:
-        """Return the file name of image ``index``: text, as Path interns its parts, so memory would grow with each."""
+        """Return the file name of image ``index`` as text: Path interns its parts, so memory would grow with each."""
         return os.path.join(self.root, os.fsdecode(self._names[index]))
 
     def targets(self) -> np.ndarray:
@@ -117,11 +117,11 @@ class ImageDataset(Dataset[Sample]):
         return source_digest(self.classes, self._names)
 
     def digests(self) -> dict[str, str]:
-        """Return sha256 digests that identify the images: of their names, and of what a subclass adds."""
+        """Return SHA-256 digests that identify the images: of their names, and of the details that a subclass adds."""
         return {"names": self.names_digest()}
 
     def classes_in(self, index: int, sample: Sample) -> np.ndarray:
-        """Return the classes of image ``index``, of which ``sample`` was drawn."""
+        """Return the classes of image ``index``; ``sample`` was drawn from it."""
         return np.array([sample.target])
 
     def describe_absent(self, counts: Sequence[int]) -> str:
@@ -135,7 +135,7 @@ class ImageDataset(Dataset[Sample]):
         return f"{len(absent)} of {len(self.classes)} classes have no {self.class_unit}: {join_names(absent)}"
 
     def _draw(self, index: int, epoch: int, generator: Random) -> Sample:
-        """Return sample ``index``, with random numbers from ``generator``; DataError if it is unusable."""
+        """Draw sample ``index`` with random numbers from ``generator``. Raises DataError if it is unusable."""
         raise NotImplementedError
 
     def __getitem__(self, key: Key) -> Sample:
@@ -150,8 +150,8 @@ class ImageDataset(Dataset[Sample]):
     def __getitems__(self, keys: Sequence[Key]) -> list[Sample] | DataError:
         """Return the samples of a batch, or the DataError that prevents it.
 
-        The error is returned and then raised by `zoo.data.loader.Loader`, because torch adds the traceback of the
-        worker to an error that a worker raises.
+        `zoo.data.loader.Loader` raises the returned error. If a worker raised it, torch would add the worker's
+        traceback.
         """
         try:
             return [self[key] for key in keys]
@@ -203,7 +203,7 @@ class ImageFolder(ImageDataset):
         return source_digest(self.classes, self._names, self.source.details)
 
     def digests(self) -> dict[str, str]:
-        """Return the digest of the names, which covers the contents of shards, and of some sizes of other files."""
+        """Return the digest of the names (for shards, also of their contents), and of the sizes of some files."""
         if not isinstance(self.source, FolderSource):
             return super().digests()
         return {**super().digests(), "sizes": sizes_digest(self.file_name, len(self))}
@@ -215,9 +215,9 @@ class ImageFolder(ImageDataset):
 
 
 def open_source(root: DataPath, allow_empty_classes: bool = False) -> Source:
-    """Return the images in ``root``: local or remote tar files, or a folder per class.
+    """Open the images in ``root``: local or remote tar files, or one folder per class.
 
-    Raises DataError for tar files beside folders, and for the errors of the sources.
+    Raises DataError for tar files beside folders, and the errors of the sources.
     """
     if isinstance(root, RemoteFolder):
         return RemoteShards(root, allow_empty_classes)
@@ -225,14 +225,14 @@ def open_source(root: DataPath, allow_empty_classes: bool = False) -> Source:
 
 
 def open_classes(root: DataPath) -> list[str]:
-    """Return the classes in ``root``, as `open_source` does, without listing the images of class folders."""
+    """Return the classes in ``root`` like `open_source`, but without listing the images of class folders."""
     if isinstance(root, RemoteFolder) or _is_sharded(root):
         return open_source(root, allow_empty_classes=True).classes
-    return class_folders(root) or open_source(root).classes  # which raises without classes
+    return class_folders(root) or open_source(root).classes  # open_source raises if there are no classes
 
 
 def _is_sharded(root: Path) -> bool:
-    """Return whether ``root`` contains tar files; DataError if it also contains folders."""
+    """Return whether ``root`` contains tar files. Raises DataError if it also contains folders."""
     if not shard_files(root):
         return False
     folders = sorted(entry.name for entry in os.scandir(root) if entry.is_dir() and not entry.name.startswith("."))
@@ -243,9 +243,9 @@ def _is_sharded(root: Path) -> bool:
 
 
 def collate(samples: list[Sample] | DataError) -> Batch | DataError:
-    """Return a Batch of the ``samples``; a DataError is returned unchanged.
+    """Collate ``samples`` into a Batch; return a DataError unchanged.
 
-    Raises RuntimeError in a worker whose shared memory has no room for the batch.
+    Raises RuntimeError in a worker if its shared memory has no room for the batch.
     """
     if isinstance(samples, DataError):
         return samples
@@ -257,8 +257,8 @@ def collate(samples: list[Sample] | DataError) -> Batch | DataError:
             what = f"its image is {next(kinds)}, but the image of {escape(first.path)} is {next(kinds)}"
             return DataError(what, sample.path, "give all images the same size and type")
     colors = [sample.drawn.colors for sample in samples if sample.drawn.colors is not None]
-    # In a worker, default_collate stacks into shared memory. The worker would otherwise copy private memory there in a
-    # thread of its queue, which drops the batch if that fails, and the trainer would wait for it.
+    # In a worker, default_collate stacks into shared memory. Otherwise a thread of the worker's queue would copy the
+    # batch there. If that failed, the thread would drop the batch, and the trainer would wait for it forever.
     return Batch(
         images=default_collate([sample.drawn.pixels for sample in samples]),
         targets=default_collate([torch.as_tensor(sample.target) for sample in samples]),

@@ -1,4 +1,4 @@
-"""Digests that identify the items of a data set object without reading an item."""
+"""Digests that identify the items of a data set object without reading any item."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from zoo.data.sources.folder import sizes_digest
 
 # Attributes of torchvision's data sets, most of which exist with and without an underscore in front.
 ATTRIBUTES = ("targets", "labels", "samples", "imgs", "images", "image_files", "data")
-MAX_HASHED_BYTES = 2**28  # of an array, in rows that are spread evenly over it
+MAX_HASHED_BYTES = 2**28  # hashed bytes of an array, in rows spread evenly over it
 
 
 def object_digests(dataset: Any) -> dict[str, str]:
-    """Return sha256 digests of what identifies the items of a data set, by the attribute that has it.
+    """Return SHA-256 digests, by attribute, of the content that identifies the items of a data set.
 
     They cover the indices of a Subset; labels, file names and arrays in `ATTRIBUTES`, and the sizes of some files; and
-    the data sets in a Subset, in a ConcatDataset and in attributes of other wrappers. The folder of the files does not
-    count, as it may differ between machines. Empty for a data set without such attributes.
+    the data sets in a Subset, in a ConcatDataset and in attributes of other wrappers. They ignore the folder of the
+    files, because it may differ between machines. Empty for a data set without such attributes.
     """
     digests: dict[str, Any] = {}
     for attribute, content in _contents(dataset, ()):
@@ -46,7 +46,7 @@ def _contents(dataset: Any, outer: tuple[int, ...]) -> Iterator[tuple[str, bytes
         for tensor in dataset.tensors:
             yield from _content("tensors", tensor)
     else:
-        seen: list[int] = []  # torchvision's folders have one list under two names
+        seen: list[int] = []  # ids: torchvision's folders have one list under two names
         for name in ATTRIBUTES:
             for values in (getattr(dataset, name, None), getattr(dataset, f"_{name}", None)):
                 if id(values) not in seen:
@@ -57,7 +57,7 @@ def _contents(dataset: Any, outer: tuple[int, ...]) -> Iterator[tuple[str, bytes
 
 
 def _content(name: str, values: Any) -> Iterator[tuple[str, bytes]]:
-    """Yield an array, or a list of plain values, as bytes; for file names also their sizes; nothing for others."""
+    """Yield an array or a list of plain values as bytes, for file names also the sizes; nothing for other values."""
     if isinstance(values, Tensor) and values.layout is torch.strided:
         head = f"{values.dtype} {tuple(values.shape)} ".encode()
         rows = _spread_rows(values.detach(), values.element_size() * values.numel())
@@ -88,7 +88,7 @@ def _paths(entries: list[Any]) -> list[str]:
 
 
 def _described(value: Any) -> Any:
-    """Return a plain value that is the same in each process: a number, a path, or else the type of ``value``."""
+    """Return a plain value that is the same in all processes: a number, a path, otherwise the type of ``value``."""
     if isinstance(value, os.PathLike):
         return os.fspath(value)
     if isinstance(value, np.generic) or (isinstance(value, Tensor) and value.dim() == 0):

@@ -1,4 +1,4 @@
-"""Data loaders. Batches have the same bits with any number of workers."""
+"""Data loaders. Batches are bit-identical with any number of workers."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ from zoo.errors import DataError, truncate
 from zoo.torch_internals.data import end_workers
 
 PREFETCHED = 2  # steps that a worker reads ahead
-WORKER_GRACE_S = 2.0  # how long a worker may take to exit before it is killed
+WORKER_GRACE_S = 2.0  # time for a worker to exit before it is killed
 SHARED_MEMORY = "/dev/shm"
-# torch's RuntimeErrors about shared memory ("... No space left on device (28)"), and about file descriptors.
+# Patterns of torch's RuntimeErrors about shared memory ("... No space left on device (28)") and file descriptors.
 NO_SHARED_MEMORY = re.compile(r"shared memory|\(shm\)")
 TOO_MANY_FILES = re.compile(rf"Too many open files|ancdata|\(({errno.EMFILE}|{errno.ENFILE})\)")
 
@@ -69,7 +69,7 @@ class Loader(DataLoader[Sample], Generic[BatchesT]):
 
     Args:
     - `dataset`: the images.
-    - `batches`: the sampler, kept as ``batch_sampler``.
+    - `batches`: the sampler; available as the attribute ``batch_sampler``.
     - `options`: workers and pin_memory.
     """
 
@@ -86,7 +86,7 @@ class Loader(DataLoader[Sample], Generic[BatchesT]):
             prefetch_factor=PREFETCHED * len(options.own_replicas) if options.workers else None,
             worker_init_fn=_leave_process_group,
             # DataLoader draws the workers' base seed from this generator instead of the global one. The base seed is
-            # unused, because each image is seeded by its key.
+            # unused, because the key of an image seeds its random numbers.
             generator=torch.Generator(),
             persistent_workers=options.workers > 0,
         )
@@ -107,7 +107,7 @@ class Loader(DataLoader[Sample], Generic[BatchesT]):
 
     def stop_workers(self) -> None:
         """Terminate the worker processes, even hung ones; the next iterator starts new ones."""
-        iterator: Any = self._iterator  # of persistent workers
+        iterator: Any = self._iterator  # exists with persistent workers
         self._iterator = None
         if iterator is not None:
             end_workers(iterator, WORKER_GRACE_S)
@@ -199,15 +199,15 @@ def val_batches(images: ImageDataset, batch_size: int, options: LoaderOptions, l
 def _leave_process_group(worker: int) -> None:
     """Move a worker into its own process group.
 
-    Ctrl-C and a launcher's SIGTERM go to whole groups. On a signal, the main process finishes its step, for which it
-    needs its workers. Workers still exit with it, because torch's workers watch their parent process.
+    Ctrl-C and a launcher's SIGTERM go to whole groups. On a signal, the main process finishes its step and needs its
+    workers for it. Workers still exit with the main process, because torch's workers watch their parent.
     """
     if hasattr(os, "setpgid"):  # not on Windows
         os.setpgid(0, 0)
 
 
 def _collate_or_fault(samples: list[Sample] | DataError) -> Batch | DataError:
-    """Return `collate` of the ``samples``; in a worker without room in shared memory, the DataError that says so."""
+    """Collate ``samples``; return a DataError in a worker if its shared memory has no room for the batch."""
     try:
         return collate(samples)
     except RuntimeError as error:
@@ -219,7 +219,7 @@ def _collate_or_fault(samples: list[Sample] | DataError) -> Batch | DataError:
 
 
 def shortage(reason: str) -> str:
-    """Return what data workers lack and what to do, by the text of an error: file descriptors, or shared memory."""
+    """Explain the text of an error: data workers lack file descriptors or shared memory, and what to do about it."""
     if TOO_MANY_FILES.search(reason):
         return "--workers: use fewer workers, or allow more open files with ulimit -n"
     try:
@@ -240,7 +240,7 @@ def _raise_faults(batches: Iterator[Batch | DataError]) -> Iterator[Batch]:
 
 
 def _concise(batches: Iterator[Batch | DataError]) -> Iterator[Batch | DataError]:
-    """Yield ``batches``; a one-line DataError in place of torch's RuntimeError about too many open files."""
+    """Yield ``batches``, replacing torch's RuntimeError about too many open files by a one-line DataError."""
     try:
         yield from batches
     except (RuntimeError, OSError) as error:

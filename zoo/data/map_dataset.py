@@ -1,4 +1,4 @@
-"""Data sets in place of a folder: any map-style ``Dataset`` of (image, label) or {"image", "label"}."""
+"""Data set objects in place of a folder: any map-style ``Dataset`` of (image, label) or {"image", "label"}."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ MAP_LABELS = "map the labels to one order of the classes (target_transform), and
 
 @dataclass(frozen=True)
 class Datasets:
-    """The data of a run as objects: a data set to train on, and one to validate on, or None for no validation.
+    """The data of a run as objects: a training set, and a validation set or None.
 
     Raises DataError unless both are map-style, have a length and name the same classes, if they name any.
     """
@@ -49,21 +49,21 @@ class Datasets:
             )
 
     def __str__(self) -> str:
-        """The classes of the two objects, for messages."""
+        """Return the types of the two objects, for messages."""
         return " and ".join(type(each).__name__ for each in (self.train, self.val) if each is not None)
 
 
 class MapDataset(ImageDataset):
-    """A map-style data set of (image, label), whose own augmentation is repeatable.
+    """Wraps a map-style data set of (image, label) so that its own augmentation is repeatable.
 
-    While an item is read, the global generators of random, numpy and torch are seeded for it. An item may not use other
+    Seeds the global generators of random, numpy and torch for each item while it is read. Items must not use other
     random numbers. Raises DataError if the data set names more classes than there are outputs.
 
     Args:
     - `dataset`: index -> (image, label) or {"image": image, "label": label}. A floating-point tensor (C, H, W) is an
       input of the network and not changed. PIL images, and uint8 arrays or tensors, are passed to ``transform``.
     - `transform`: image -> tensor.
-    - `num_classes`: number of outputs, which is above all labels; None if it is unknown.
+    - `num_classes`: number of outputs, greater than all labels; None if unknown.
     - `seed`: seed of the augmentation.
     """
 
@@ -120,7 +120,7 @@ class MapDataset(ImageDataset):
 
         try:
             item = delivered(read, name)
-        except OSError as error:  # also Pillow's, for a damaged file
+        except OSError as error:  # Pillow also raises it for a damaged file
             raise DataError(f"it cannot be read ({error})", name) from error
         if isinstance(item, Mapping) and {"image", "label"} <= item.keys():
             item = item["image"], item["label"]
@@ -137,7 +137,7 @@ class MapDataset(ImageDataset):
 
     def _target(self, label: Any, name: str) -> int:
         try:
-            target = operator.index(label)  # also of a 0-d array or tensor
+            target = operator.index(label)  # accepts 0-d arrays and tensors too
         except TypeError:
             raise DataError(f"its label is {shorten_repr(label)}, not an integer", name) from None
         if self._outputs is not None and not 0 <= target < len(self._outputs):
@@ -154,9 +154,9 @@ class MapDataset(ImageDataset):
 
 
 def class_names_of(dataset: Dataset[Any] | None) -> list[str]:
-    """Return the attribute ``classes`` of a data set, as torchvision's have it; empty without unique names.
+    """Return the attribute ``classes`` of a data set, as in torchvision; empty without unique names.
 
-    A Subset has the names of its data set. A ConcatDataset has the names of its parts; DataError if they differ.
+    A Subset has the names of its data set. A ConcatDataset has the names of its parts. Raises DataError if they differ.
     """
     found = getattr(dataset, "classes", None)
     if found is None and isinstance(dataset, Subset):
@@ -170,7 +170,7 @@ def class_names_of(dataset: Dataset[Any] | None) -> list[str]:
 
 
 def _names_of_parts(dataset: ConcatDataset[Any]) -> list[str]:
-    """Return the class names of the parts, empty if none has names; DataError unless all that have any agree."""
+    """Return the class names of the parts; empty if no part has names. Raises DataError if their names differ."""
     names: list[str] = []
     for part in filter(None, map(class_names_of, dataset.datasets)):
         if names and part != names:

@@ -1,7 +1,7 @@
-"""Data sets by name: torchvision:NAME of torchvision, hf:NAME of the Hugging Face Hub.
+"""Data sets by name: torchvision:NAME from torchvision, hf:NAME from the Hugging Face Hub.
 
-torchvision's data sets are in the folder torchvision of the cache, where they are downloaded unless they exist. The
-package ``datasets`` loads and caches data sets of the Hub; NAME may also be a folder with Parquet files or images.
+torchvision's data sets are downloaded to the folder torchvision of the cache. The package ``datasets`` loads and caches
+data sets of the Hub; NAME may also be a folder with Parquet files or images.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from zoo.data.sources.location import DataName, DataPath
 from zoo.errors import DataError, join_names, nearest
 from zoo.files import cache_dir, file_lock, is_offline
 
-# The first that exists is the training set: of OxfordIIITPet it is the second, of Places365 the third.
+# The first split that exists is the training set: the second name for OxfordIIITPet, the third for Places365.
 TRAIN_SPLITS = ("train", "trainval", "train-standard")
 VAL_SPLITS = ("val", "validation", "test")  # the first that exists is the validation set
 AS_OBJECT = "build the data set with torchvision, and pass it to zoo.train"
-MAX_OTHER_NAMES = 10  # class names that differ from torchvision's; the Hub has some, such as "crane2"
+MAX_OTHER_NAMES = 10  # class names that may differ from torchvision's; on the Hub some do, such as "crane2"
 
 
 def open_data(data: DataPath | DataName) -> DataPath | Datasets:
-    """Return the data set that ``data`` names; any other ``data`` unchanged.
+    """Open the data set that ``data`` names; return any other ``data`` unchanged.
 
     Raises DataError if it cannot be loaded, and unless it has a training and a validation split of classified images.
     """
@@ -54,7 +54,7 @@ def _open_torchvision(data: DataName) -> Datasets:
 
 
 def _first_split(data: DataName, build: Any, splits: Sequence[str]) -> Dataset[Any]:
-    """Return the first of ``splits`` that a data set of torchvision has; DataError with their names if it has none."""
+    """Build the first of ``splits`` that a data set of torchvision has. Raises DataError if it has none."""
     reason: BaseException | None = None
     for split in splits:
         try:
@@ -62,12 +62,12 @@ def _first_split(data: DataName, build: Any, splits: Sequence[str]) -> Dataset[A
         except DataError as error:
             if not isinstance(error.__cause__, ValueError):
                 raise
-            reason = error.__cause__  # it has no split of this name
+            reason = error.__cause__  # there is no split of this name
     raise DataError(f"it has none of the splits {', '.join(splits)}: {_one_line(reason)}", data, AS_OBJECT)
 
 
 def _build(data: DataName, build: Any, **split: Any) -> Dataset[Any]:
-    """Return a split of a data set of torchvision; one of several processes downloads it."""
+    """Build a split of a data set of torchvision; one of several processes downloads it."""
     root = cache_dir() / "torchvision"
     try:
         root.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -75,13 +75,13 @@ def _build(data: DataName, build: Any, **split: Any) -> Dataset[Any]:
             warnings.simplefilter("ignore")  # numpy warns about the age of pickles
             try:
                 return build(root, **split)
-            except RuntimeError:  # it is not there
+            except RuntimeError:  # not downloaded yet
                 if is_offline() or "download" not in inspect.signature(build).parameters:
                     raise
                 return build(root, **split, download=True)
     except MemoryError:
         raise
-    except Exception as error:  # damaged files raise nearly any
+    except Exception as error:  # damaged files can raise nearly any error
         remedy = f"download it to {root} as torchvision.datasets.{data.name} expects it"
         raise DataError(f"torchvision cannot load it: {_one_line(error)}", data, remedy) from error
 
@@ -93,7 +93,7 @@ def _open_hub(data: DataName) -> Datasets:
         raise DataError(f"the package datasets cannot be imported: {error}", data, "pip install datasets") from error
     try:
         splits = datasets.load_dataset(data.name)
-    except Exception as error:  # the package raises errors of many others
+    except Exception as error:  # the package passes on errors of many other packages
         raise DataError(f"the package datasets cannot load it: {_one_line(error)}", data, "check the name") from error
     val = next((split for split in VAL_SPLITS if split in splits), None)
     if "train" not in splits or val is None:
@@ -108,12 +108,11 @@ def _one_line(error: BaseException | None) -> str:
 
 
 def _images_and_labels(data: DataName, split: str, rows: Any) -> Any:
-    """Return the columns of images and labels as "image" and "label"; DataError unless there is one of each.
+    """Rename the columns of images and labels to "image" and "label".
 
-    DataError also for a row without a class, such as a test set that keeps its labels back, which are then -1.
-
-    The attribute ``classes`` has the names of the classes, as in torchvision's data sets; the names of ImageNet's
-    classes become wnids, as in class folders.
+    Raises DataError unless there is one column of each kind, and for a row without a class: a test set with withheld
+    labels has labels of -1. The attribute ``classes`` has the names of the classes, as in torchvision's data sets;
+    names of ImageNet's classes become wnids, as in class folders.
     """
     kinds = {name: type(feature).__name__ for name, feature in rows.features.items()}
     columns = {}
@@ -134,7 +133,7 @@ def _images_and_labels(data: DataName, split: str, rows: Any) -> Any:
 
 
 def _as_wnids(names: list[str]) -> list[str]:
-    """Return wnids for the names of ImageNet's classes in their order, of which the Hub lists all synonyms."""
+    """Convert the names of ImageNet's classes, in their order, to wnids. Names on the Hub list all synonyms."""
     pairs = zip((name.partition(",")[0] for name in names), imagenet_names(), strict=False)
     num_other = sum(name != known.partition(",")[0] for name, known in pairs)
     return list(imagenet_wnids()) if len(names) == NUM_CLASSES and num_other <= MAX_OTHER_NAMES else names

@@ -24,9 +24,9 @@ EXTENSIONS = (".jpg", ".jpeg", ".png", ".ppm", ".pgm", ".bmp", ".tif", ".tiff", 
 
 MAX_16_BIT = 65535
 
-WAITS_S = (0.5, 1.0, 2.0, 4.0)  # before the next tries to read a file that the file system does not deliver
+WAITS_S = (0.5, 1.0, 2.0, 4.0)  # delays before retries if the file system does not deliver a file
 
-CHUNK = 1024  # files that are submitted to the threads at a time, to bound memory
+CHUNK = 1024  # files submitted to the threads at a time, to bound memory
 
 S = TypeVar("S")
 T = TypeVar("T")
@@ -37,34 +37,35 @@ class Unreadable(DataError):
 
 
 class Unreachable(DataError):
-    """A file system or a server does not deliver data, which is not the fault of a single image."""
+    """A file system or a server does not deliver data; no single image is at fault."""
 
 
 def read_image(path: str | Path) -> Image.Image:
     """Return the image in ``path`` as 8-bit RGB.
 
-    The EXIF orientation is not applied, as for the published scores. Raises Unreadable for a truncated image, and for
-    one of more than 89,478,485 pixels, before memory is allocated.
+    Ignores the EXIF orientation, as the published scores do. Raises Unreadable for a truncated image, and, before
+    memory is allocated, for an image of more than 89,478,485 pixels.
     """
     return read_as(path, load_rgb, "an image")
 
 
 def read_as(path: str | Path, convert: Callable[[ImageFile.ImageFile], T], what: str) -> T:
-    """Return ``convert`` of the image in ``path``, see `decode_as`."""
+    """Read the image in ``path`` and return ``convert(image)``, see `decode_as`."""
     return decode_as(read_bytes(path, what), escape(path), convert, what)
 
 
 def decode_as(encoded: bytes, name: str, convert: Callable[[ImageFile.ImageFile], T], what: str) -> T:
-    """Return ``convert`` of an encoded image, whose pixels are not yet decoded.
+    """Open an encoded image, without decoding its pixels, and return ``convert(image)``.
 
-    Any exception, also of ``convert``, is raised as Unreadable: ``what`` in the file ``name`` cannot be read.
+    Any exception, including exceptions of ``convert``, is raised as Unreadable: ``what`` in the file ``name`` cannot be
+    read.
     """
     with naming(name, what), _open_image(encoded) as image:
         return convert(image)
 
 
 def read_bytes(path: str | Path, what: str = "an image") -> bytes:
-    """Return the content of the file ``path``; Unreadable also if it is too large, Unreachable as for `delivered`."""
+    """Read the file ``path``. Raises Unreadable, also if it is too large, and Unreachable like `delivered`."""
 
     def read() -> bytes:
         with open_regular(path) as file:
@@ -78,7 +79,7 @@ def read_bytes(path: str | Path, what: str = "an image") -> bytes:
 
 
 def delivered(read: Callable[[], T], where: object) -> T:
-    """Return ``read()``, which is called again after an error of the file system; Unreachable if the error stays."""
+    """Call ``read`` and return its result; retry after file system errors. Raises Unreachable if they persist."""
     try:
         return retry(read, is_of_file_system, WAITS_S, where)
     except OSError as error:
@@ -93,7 +94,7 @@ def is_of_file_system(error: Exception) -> bool:
 
 
 def unreachable(error: OSError, where: object) -> Unreachable:
-    """Return the error for data at ``where`` that the file system does not deliver."""
+    """Build the error for data at ``where`` that the file system does not deliver."""
     remedy = "check the disk or the network drive, and try again"
     if error.errno in TOO_MANY_FILES:
         remedy = "--workers: use fewer workers, or allow more open files with ulimit -n"
@@ -101,16 +102,16 @@ def unreachable(error: OSError, where: object) -> Unreachable:
 
 
 def read_text(path: str | Path, what: str, *, errors: str = "strict") -> str:
-    """Return the text in the file ``path``, see `decode_text`; Unreadable as for `read_bytes`."""
+    """Read the text in the file ``path``, see `decode_text`. Raises the errors of `read_bytes`."""
     content = read_bytes(path, what)
     with naming(escape(path), what):
         return decode_text(content, errors)
 
 
 def read_names(path: str | Path, *, errors: str = "strict") -> list[str]:
-    """Return the names of classes in the file ``path``, one per line, without white space around them.
+    """Read class names from the file ``path``, one per line, stripped of white space.
 
-    Raises Unreadable as for `read_text`, and for a blank line between names, which would be the name of a class.
+    Raises the errors of `read_text`, and Unreadable for a blank line between names, because it would name a class.
     """
     text = read_text(path, "the class names", errors=errors)
     names = [line.strip() for line in io.StringIO(text.rstrip(), newline=None)]
@@ -122,9 +123,9 @@ def read_names(path: str | Path, *, errors: str = "strict") -> list[str]:
 
 @contextmanager
 def naming(name: str, what: str) -> Iterator[None]:
-    """Context that re-raises any exception as Unreadable: ``what`` in the file ``name`` cannot be read.
+    """Re-raises any exception as Unreadable: ``what`` in the file ``name`` cannot be read.
 
-    Unreachable passes, as it names its file.
+    Unreachable passes unchanged, because it names its file.
     """
     try:
         yield
@@ -135,7 +136,7 @@ def naming(name: str, what: str) -> Iterator[None]:
 
 
 def read_many(read: Callable[[S], T], files: Sequence[S], workers: int) -> Iterator[T]:
-    """Yield ``read(file)`` of each file in order, computed by ``workers`` threads, at least one.
+    """Yield ``read(file)`` for each file in order, computed by ``workers`` threads (at least one).
 
     Threads suffice, because reading and decoding release the GIL.
     """
@@ -157,7 +158,7 @@ def check_size(width: int, height: int) -> None:
 
 
 def _open_image(encoded: bytes) -> ImageFile.ImageFile:
-    """Return the encoded image without decoding its pixels."""
+    """Open the encoded image without decoding its pixels."""
     try:
         image = Image.open(io.BytesIO(encoded), formats=FORMATS)
     except UnidentifiedImageError:
@@ -167,15 +168,15 @@ def _open_image(encoded: bytes) -> ImageFile.ImageFile:
 
 
 def to_rgb(image: Image.Image) -> Image.Image:
-    """Return ``image`` as 8-bit RGB, the same object if it already is; transparency is dropped.
+    """Convert ``image`` to 8-bit RGB, dropping transparency; return it itself if it already is 8-bit RGB.
 
-    16-bit gray values are reduced to their upper 8 bits, while PIL would clip them to white. Raises ValueError for
-    floating-point and wider values, which do not define white.
+    Reduces 16-bit gray values to their upper 8 bits; PIL would clip them to white. Raises ValueError for floating-point
+    and wider values, because they do not define white.
     """
     if image.mode == "F" or image.mode.startswith("I"):
         image = _gray_8_bit(image)
     elif "transparency" in image.info:
-        image = image.convert("RGBA")  # the same colors as by a direct conversion, without PIL's warning
+        image = image.convert("RGBA")  # gives the same colors as direct conversion, without PIL's warning
     return image if image.mode == "RGB" else image.convert("RGB")
 
 

@@ -1,4 +1,4 @@
-"""Batch samplers for one process, which yield lists of keys."""
+"""Batch samplers for one process. They yield lists of keys."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from zoo.data.seeding import mixed_seed
 from zoo.errors import ConfigError, DataError
 from zoo.tables import counted
 
-# Epoch and index; with repeated augmentation also the number of the repetition, from 0.
+# (epoch, index), with repeated augmentation also the number of the repetition, from 0.
 Key = tuple[int, ...]
 MIN_PER_NORM = 2  # images per forward pass, because the variance of a single value is undefined
 
 
 def replicas_of(rank: int, world_size: int, replicas: int | None) -> range:
-    """Return the numbers of the replicas that a process runs: its rank alone, unless there are more ``replicas``."""
+    """Return the numbers of the replicas that a process runs; only its rank without ``replicas``."""
     return range(rank, replicas or world_size, world_size)
 
 
@@ -28,11 +28,11 @@ class TrainBatches(Sampler[list[Key]]):
     of an image are neighbors in a global batch, and so on different processes, as in timm's RepeatAugSampler.
 
     Global batch i is a slice of the epoch's permutation, which depends only on (seed, epoch). Replica r of R gets
-    [r::R] of the slice, so sizes differ by at most one. Each process is a replica, unless ``replicas`` are given, which
-    the processes divide: a process then yields a list for each of its `own_replicas`, batch after batch. The last,
-    partial batch is kept, unless a replica would get fewer than two images for each of its ``accumulate_steps``. It is
-    then merged into the previous batch, and ``merged`` is True. Raises DataError if there are too few images for one
-    batch.
+    [r::R] of the slice, so sizes differ by at most one. By default each process is a replica. If ``replicas`` are
+    given, the processes divide them, and a process yields a list for each of its `own_replicas`, batch after batch. The
+    last, partial batch is used unless a replica would get fewer than two images for each of its ``accumulate_steps``.
+    It is then merged into the previous batch, and ``merged`` is True. Raises DataError if there are too few images for
+    one batch.
 
     Args:
     - `num_images`: number of images in the data set.
@@ -93,7 +93,7 @@ class TrainBatches(Sampler[list[Key]]):
         self.first_batch = 0
 
     def skip_to(self, batch: int) -> None:
-        """Resume the current epoch at ``batch``; DataError if the epoch has no such batch."""
+        """Resume the current epoch at ``batch``. Raises DataError if the epoch has no such batch."""
         if not 0 <= batch <= len(self):
             epoch = f"{counted(len(self), 'batch')} ({counted(self.num_images, 'image')})"
             what = f"there is no batch {batch} in an epoch of {epoch}"
@@ -171,7 +171,7 @@ class ValBatches(Sampler[list[Key]]):
                 yield [(0, place * self._all // self.num_images) for place in chosen]
 
     def _places(self, rank: int) -> list[range]:
-        """Return the places of the images of each replica that a process runs."""
+        """Return the positions of the images of each replica that a process runs."""
         step = self._replicas or self._world_size
         own = replicas_of(rank, self._world_size, self._replicas)
         return [range(replica, self.num_images, step) for replica in own]

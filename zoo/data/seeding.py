@@ -1,4 +1,4 @@
-"""Random numbers that depend on a few integers alone, not on the process or the time.
+"""Random numbers that depend only on a few integers, not on the process or the time.
 
 Augmentation uses Python's generator: an image needs a dozen numbers, for which torch's takes ten times as long.
 """
@@ -34,10 +34,7 @@ def random_of_torch() -> Random:
 
 @contextmanager
 def seeded_global_generators(generator: Random) -> Iterator[None]:
-    """Context in which the global generators of Python, NumPy and torch's CPU are seeded from ``generator``.
-
-    They continue afterwards as if they had not been used.
-    """
+    """Seeds the global generators of Python, NumPy and torch's CPU from ``generator``; restores them on exit."""
     of_python, of_numpy = random.getstate(), np.random.get_state()
     with torch.random.fork_rng(devices=[]):
         random.seed(generator.getrandbits(64))
@@ -51,10 +48,10 @@ def seeded_global_generators(generator: Random) -> Iterator[None]:
 
 
 def windowed_permutation(groups: Tensor, num_groups: int, window: int, generator: torch.Generator) -> Tensor:
-    """Return a random order of images, (n,) int64, that needs only ``window`` groups of them at a time.
+    """Return a random order of images, (n,) int64, that needs only ``window`` groups at a time.
 
-    ``groups`` has the number of each image's group, below ``num_groups``, (n,) int64. The groups are shuffled, and then
-    the images of each ``window`` consecutive groups.
+    ``groups`` are the images' group numbers, below ``num_groups``, (n,) int64. Shuffles the groups, and then the images
+    within each ``window`` consecutive groups.
     """
     windows = torch.randperm(num_groups, generator=generator)[groups] // window
     shuffled = torch.randperm(len(groups), generator=generator)

@@ -1,7 +1,7 @@
 """The names of the package inplace_abn (mapillary, releases 0.x to 1.1.0), implemented by `zoo.layers`.
 
-Importing this package also makes it, and its modules, importable as ``inplace_abn``, so that code for the original runs
-unedited afterwards:
+Importing this package also makes it and its modules importable as ``inplace_abn``, so that code for the original then
+runs unedited:
 
     import zoo.inplace_abn
     from inplace_abn import InPlaceABN
@@ -29,7 +29,7 @@ __all__ = [
     "set_active_group",
 ]
 
-__version__ = "1.1.0"  # of the last release of the original, whose interface this is
+__version__ = "1.1.0"  # the last release of the original; this package has its interface
 
 _this = sys.modules[__name__]
 if sys.modules.get("inplace_abn", _this) is not _this:

@@ -1,4 +1,4 @@
-"""The norm modules with the constructors of all releases of the original; modules that it pickled load as these."""
+"""Norm modules with the constructors of all releases of the original. Modules pickled by the original load as these."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ class ABN(layers.ABN):
     - `num_features`: as in `zoo.layers.ABN`.
     - `args`: `eps`, `momentum`, `affine`, `track_running_stats`, `activation`, `activation_param`, as in release 1.1.
       In earlier releases, `activation` follows `affine`. In release 0.0.1, it is a module and the only one of them.
-    - `settings`: the same by name, and `device` and `dtype`. `slope` is the name of `activation_param` in releases 0.x,
-      where alpha of ELU was always 1.
+    - `settings`: the same arguments by name, and `device` and `dtype`. Releases 0.x call `activation_param` `slope`;
+      there, alpha of ELU is always 1.
 
     The activation may be a module LeakyReLU, ELU, ReLU or Identity of torch.nn, whose slope or alpha is then
     `activation_param`. "none" and None are "identity", and leaky_relu with slope 0 is ReLU.
@@ -45,7 +45,7 @@ class ABN(layers.ABN):
         super().__init__(num_features, **self._current({**given, **settings}))
 
     def _current(self, settings: dict[str, Any]) -> dict[str, Any]:
-        """Return the arguments of any release in terms of `zoo.layers`; TypeError for a wrong type."""
+        """Convert the arguments of any release to those of `zoo.layers`. Raises TypeError for a wrong type."""
         kind = type(self).__name__
         for name in ("eps", "momentum"):
             value = settings.get(name, 0.0)
@@ -72,11 +72,11 @@ class ABN(layers.ABN):
         self.activation_param = _activation_param(self.activation, value)
 
     def checked_activation(self) -> tuple[str, float]:
-        """Return name and parameter of the activation in terms of `zoo.layers`; raises ValueError if it is unknown."""
+        """Return the name in `zoo.layers` and the parameter of the activation. Raises ValueError if it is unknown."""
         return renamed(self.activation, self.activation_param) or super().checked_activation()
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """Take over the attributes of a pickled module of any release, and add the attributes of later releases."""
+        """Restore the attributes of a module pickled by any release; add the attributes of later releases."""
         state = dict(state)
         if "slope" in state:
             state["activation_param"] = _activation_param(state["activation"], state.pop("slope"))
@@ -120,7 +120,7 @@ class InPlaceABNSync(InPlaceABN, layers.InPlaceABNSync):
             self.slope = self.activation_param
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """Take over the attributes of a pickled module, without its group, which is meaningless to another process."""
+        """Restore the attributes of a pickled module, except its group, which is meaningless in another process."""
         super().__setstate__({**state, "group": None})
 
 

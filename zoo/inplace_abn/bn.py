@@ -1,4 +1,4 @@
-"""The module of the norms in releases 0.x, and in copies of it in other repositories."""
+"""The module ``bn`` with the norms of releases 0.x, as also found in copies in other repositories."""
 
 from typing import Any
 
@@ -39,7 +39,7 @@ class InPlaceABNSync(InPlaceABN, abn.InPlaceABNSync):
 
 
 class InPlaceABNWrapper(nn.Module):
-    """`InPlaceABN` as the submodule ``bn``, from release 0.0.1; the same arguments."""
+    """`InPlaceABN` as the submodule ``bn``, as in release 0.0.1. Takes the same arguments."""
 
     norm: type[ABN] = InPlaceABN
 
@@ -54,6 +54,6 @@ class InPlaceABNWrapper(nn.Module):
 
 
 class InPlaceABNSyncWrapper(InPlaceABNWrapper):
-    """`InPlaceABNSync` as the submodule ``bn``, from release 0.0.1; the same arguments."""
+    """`InPlaceABNSync` as the submodule ``bn``, as in release 0.0.1. Takes the same arguments."""
 
     norm = InPlaceABNSync

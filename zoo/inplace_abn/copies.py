@@ -1,4 +1,4 @@
-"""Copies of the original in other repositories: `replace_copy` lets this package take their place."""
+"""`replace_copy` replaces copies of the original in other repositories by this package."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from torch import nn
 
 from zoo.inplace_abn import bn, functions
 
-# The modules of a copy by their names: what stands for them, and the names that every release has.
+# Name of a module of a copy -> its replacement, and the names that it has in every release.
 REPLACED = {
     "bn": (bn, {"ABN", "InPlaceABN", "InPlaceABNSync"}),
     "functions": (functions, {"inplace_abn", "inplace_abn_sync"}),
@@ -33,8 +33,9 @@ def replace_copy(package: str) -> None:
         zoo.inplace_abn.replace_copy("modules")
         from modules import InPlaceABNSync
 
-    Raises ImportError if one of the two is imported already. Their import raises it if a file has other public names
-    than the original, so that it is no copy. A copy that computes something else under the same names is not detected.
+    Raises ImportError if one of the two is already imported. Importing a replaced module raises ImportError if the file
+    has other public names than the original and hence is not a copy. A copy that computes something else under the same
+    names is not detected.
     """
     for name in REPLACED:
         module = sys.modules.get(f"{package}.{name}")
@@ -48,7 +49,7 @@ def replace_copy(package: str) -> None:
 
 
 class ABN(nn.Sequential):
-    """ABN of release 0.0.1: a BatchNorm2d ``bn`` with the given settings, and an activation ``act``, a ReLU if None."""
+    """ABN of release 0.0.1: a BatchNorm2d ``bn`` with the given settings, and an activation ``act`` (default ReLU)."""
 
     def __init__(self, num_features: int, activation: nn.Module | None = None, **settings: Any) -> None:
         activation = nn.ReLU(inplace=True) if activation is None else activation
@@ -82,7 +83,7 @@ class _CopyFinder(MetaPathFinder, Loader):
         assert module.__spec__ is not None
         replacement, _ = REPLACED[module.__name__.rpartition(".")[2]]
         vars(module).update({name: getattr(replacement, name) for name in replacement.__all__})
-        if "InPlaceABNWrapper" in module.__spec__.loader_state:  # release 0.0.1, the only one with another ABN
+        if "InPlaceABNWrapper" in module.__spec__.loader_state:  # release 0.0.1; only it has another ABN
             vars(module)["ABN"] = ABN
 
 

@@ -31,7 +31,7 @@ def inplace_abn(
     activation: str = ACT_LEAKY_RELU,
     activation_param: float = 0.01,
 ) -> Tensor:
-    """Return the result of `zoo.layers.inplace_abn`; "none" is "identity", and leaky_relu with slope 0 is ReLU."""
+    """Call `zoo.layers.inplace_abn`; "none" means "identity", and leaky_relu with slope 0 means ReLU."""
 
     def norm(each: tuple[str, float]) -> Tensor:
         return layers.inplace_abn(x, weight, bias, running_mean, running_var, training, momentum, eps, *each)
@@ -52,7 +52,7 @@ def inplace_abn_sync(
     activation_param: float = 0.01,
     group: dist.ProcessGroup | None = None,
 ) -> Tensor:
-    """Return the result of `zoo.layers.inplace_abn_sync`, for the activations of `inplace_abn`."""
+    """Call `zoo.layers.inplace_abn_sync` with the activations of `inplace_abn`."""
 
     def norm(each: tuple[str, float]) -> Tensor:
         vectors = weight, bias, running_mean, running_var
@@ -62,7 +62,7 @@ def inplace_abn_sync(
 
 
 def named(activation: Any) -> dict[str, Any]:
-    """Return `activation`, and the `activation_param` of a module, as arguments of a norm in `zoo.layers`.
+    """Convert `activation`, a name or a module, to arguments of a norm in `zoo.layers`.
 
     Raises TypeError unless the activation is a name, None, or one of these modules.
     """
@@ -89,7 +89,7 @@ def renamed(activation: str | None, activation_param: float) -> tuple[str, float
 
 
 def normalize_and_activate(norm: Callable[[tuple[str, float]], Tensor], activation: tuple[str, float]) -> Tensor:
-    """Return norm(activation), renamed; ReLU, which has no inverse, follows the norm in a new tensor."""
+    """Call ``norm`` with the renamed activation. ReLU has no inverse and follows the norm in a new tensor."""
     other = renamed(*activation)
     if other and other[0] == ACT_RELU:
         return F.relu(norm(("identity", 0.0)))

@@ -1,4 +1,4 @@
-"""Process groups of the processes that take part in a step."""
+"""Process groups of the processes that participate in a step."""
 
 from zoo.layers import active_group, set_active_group
 

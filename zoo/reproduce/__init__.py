@@ -1,4 +1,4 @@
-"""The tables and figures of the papers, next to what this package measures.
+"""Published tables and figures of the papers, next to measurements of this package.
 
 - ``published/PAPER.json`` holds the published numbers of a paper; ``published_numbers`` reads them.
 - The tables, figures and sections of a paper are measured in files named after them (PAPER_tableN, PAPER_figureN, ...),

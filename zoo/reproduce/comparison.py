@@ -1,6 +1,6 @@
 """The parts of a reproduced table or figure, and the verdicts on its numbers.
 
-A verdict is a function of the published number and of what was measured, so that no file has to store it.
+A verdict is a function of the published and the measured number, so that no file has to store it.
 """
 
 from __future__ import annotations
@@ -17,22 +17,22 @@ from zoo.tables import number_text
 
 MeasuredValue = float | str | None
 State = Literal["reproduced", "better", "off", "underpowered", "not measured"]
-FACTOR = 2.0  # tolerance of signal-to-noise ratios, which span 30 decades
-ROUNDED = 0.05  # a number whose last digit is a larger part of it is taken as exact
-MIN_RUNS = 3  # that reproduce an accuracy
+FACTOR = 2.0  # tolerance of signal-to-noise ratios; they span 30 decades
+ROUNDED = 0.05  # a number whose last digit is a larger part of it counts as exact
+MIN_RUNS = 3  # runs needed to reproduce an accuracy
 IN_POINTS = ("%", "points")  # units whose tolerance is in points; in other units it is relative, in percent
 
 
 class Criterion(NamedTuple):
-    """How measurements of a kind of evidence are judged.
+    """Rule for judging measurements of a kind of evidence.
 
     Args:
     - `tolerance`: accepted difference from the published value: percentage points if its unit is % or points, otherwise
       percent of it.
     - `reason`: the reason for this tolerance.
-    - `is_rounded`: whether a value that rounds to the printed digits, or is cut off to them, is equal.
+    - `is_rounded`: whether a value that rounds or truncates to the printed digits is equal.
     - `repeats`: what n counts; "deterministic" if every repetition gives the same value.
-    - `spread`: what the spread of a measurement is.
+    - `spread`: meaning of the spread of a measurement.
     - `margin`: the verdict has to be the same at the measured value plus and minus this multiple of the spread.
     """
 
@@ -107,7 +107,7 @@ class Comparison:
 
     Args:
     - `what`: name of the number.
-    - `measured`: in the unit of the published number; None if nothing was measured, `pending` then gives the reason.
+    - `measured`: value in the unit of the published number; None if nothing was measured, with the reason in `pending`.
     - `published`: the published number.
     - `n`: number of runs or repetitions in the mean or median; 1 for a deterministic number.
     - `spread`: see `Criterion`, in the same unit; None if nothing varies or if it is unknown.
@@ -207,7 +207,7 @@ def _exponent(value: int | Decimal | str) -> int:
 
 
 def _difference(number: PublishedNumber, measured: float) -> str:
-    """Return the distance of a measured value from the published one, or the bounds that it should be within."""
+    """Describe the distance of a measured value from the published one, or the bounds that it should be within."""
     if number.is_bounded:
         bounds = {"at least": number.at_least, "at most": number.at_most}
         return " and ".join(f"{words} {bound:g}" for words, bound in bounds.items() if bound is not None)

@@ -1,4 +1,4 @@
-"""Test errors of trained networks, compared with the published ones; untrained networks get the training command."""
+"""Compares test errors of trained networks with the papers; gives the training command of untrained networks."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from zoo.reproduce.training_runs import TrainingRun, environment_of
 from zoo.tasks import classification
 
 BETWEEN_RUNS = 0.5  # points: difference between single runs with the same settings (README of memcnn)
-# Images of the whole data sets by the number of classes: CIFAR-10, CIFAR-100, ImageNet.
+# Number of classes -> numbers of images in the whole data set: CIFAR-10, CIFAR-100, ImageNet.
 TRAINING_IMAGES = {10: 50_000, 100: 50_000, 1000: 1_281_167}
 VALIDATION_IMAGES = {10: 10_000, 100: 10_000, 1000: 50_000}
 
@@ -37,10 +37,10 @@ def errors_of(name: str, published: PublishedNumber, runs: Sequence[TrainingRun]
 def compare_runs(
     name: str, published: PublishedNumber, runs: Sequence[TrainingRun], *, is_stored: bool = False, what: str = ""
 ) -> Comparison:
-    """Return the comparison of the mean of an experiment's finished runs, or if there are none the training command.
+    """Compare the mean of an experiment's finished runs with the paper. Without runs, name the training command.
 
-    The mean is an accuracy if the published number is one ("top-1" in its quantity), otherwise an error. ``is_stored``:
-    of the runs that store activations. ``what``: the name of the number, by default the name of the runs.
+    The mean is an accuracy if the published number is one ("top-1" in its quantity), otherwise an error. ``is_stored``
+    selects the runs that store activations. ``what`` is the name of the number, by default the name of the runs.
     """
     of_kind = [run for run in runs if run.experiment == name and run.is_stored == is_stored]
     finished = [run for run in of_kind if run.is_finished]
@@ -55,13 +55,13 @@ def compare_runs(
 def compare_errors(
     what: str, number: PublishedNumber, first: Sequence[TrainingRun], second: Sequence[TrainingRun]
 ) -> Comparison:
-    """Return the mean error of finished runs minus the mean of a ``second`` group, in points."""
+    """Compare the mean error of finished runs minus the mean of a ``second`` group, in points."""
     difference = mean(run.top1[-1] for run in second) - mean(run.top1[-1] for run in first)
     return Comparison(what, difference, number, **facts_of(first, second))
 
 
 def facts_of(*groups: Sequence[TrainingRun]) -> dict[str, Any]:
-    """Return what a comparison of the mean of a group, or of the difference between two, says about its runs."""
+    """Return the fields of a comparison that describe its runs: one group (mean) or two groups (difference)."""
     runs = [run for group in groups for run in group]
     return {
         "n": min(map(len, groups)),
@@ -72,7 +72,7 @@ def facts_of(*groups: Sequence[TrainingRun]) -> dict[str, Any]:
 
 
 def missing_images(runs: Sequence[TrainingRun]) -> str:
-    """Return a remark on runs that were trained or scored on a part of the data set; "" if there are none."""
+    """Return a remark on runs that were trained or scored on part of the data set; "" if there are none."""
     for run in runs:
         counts = (run.num_training_images, run.num_validation_images)
         num_classes = run.config.network.num_classes
@@ -93,10 +93,10 @@ def needs_training(
     *,
     is_stored: bool = False,
 ) -> Comparison:
-    """Return the comparison of a number that needs a training of an experiment, with its command.
+    """Return the comparison of a number whose experiment must be trained first, with the training command.
 
-    ``runs`` are its unfinished runs. An experiment with changed settings, or with stored activations, is named as the
-    FILE to write.
+    ``runs`` are its unfinished runs. For an experiment with changed settings, or with stored activations, the command
+    names a FILE to write.
     """
     is_changed = " " in experiment or is_stored
     file = f'; FILE: {experiment}, network.memory "{"plain" if is_stored else "auto"}"' if is_changed else ""
@@ -112,9 +112,9 @@ def command_of(experiment: str) -> str:
 
 
 def standard_error_of_means(*groups: Sequence[TrainingRun]) -> float | None:
-    """Return the standard error of a group's mean accuracy, or of the difference between the means of two, in points.
+    """Return the standard error, in points, of the mean accuracy of a group, or of the difference between two groups.
 
-    None if the number of scored images of a single run is unknown, or if its accuracy is 0 or 100 %.
+    Returns None if the number of scored images of a single run is unknown, or if its accuracy is 0 or 100 %.
     """
     errors = [_standard_error(runs) for runs in groups]
     return None if None in errors else math.hypot(*(error for error in errors if error is not None))
@@ -123,7 +123,7 @@ def standard_error_of_means(*groups: Sequence[TrainingRun]) -> float | None:
 def _standard_error(runs: Sequence[TrainingRun]) -> float | None:
     """Return the standard error of the mean over runs, in points.
 
-    For a single run it is the sampling error for the number of scored images, and `BETWEEN_RUNS`.
+    For a single run, combines the sampling error of the scored images with `BETWEEN_RUNS`.
     """
     if len(runs) > 1:
         return stdev(run.top1[-1] for run in runs) / math.sqrt(len(runs))

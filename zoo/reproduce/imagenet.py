@@ -1,4 +1,4 @@
-"""`zoo reproduce imagenet`: the published ImageNet scores beside those that `zoo.score` measures."""
+"""`zoo reproduce imagenet`: compares the published ImageNet scores with scores that `zoo.score` measures."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from zoo.tables import markdown_table, number_text
 logger = logging.getLogger(__name__)
 
 SCORES_FILE = "imagenet.json"
-ScoreRow = dict[str, Any]  # network, protocol, command, date, and what `zoo validate --json` writes
+ScoreRow = dict[str, Any]  # network, protocol, command, date, and the fields that `zoo validate --json` writes
 
 
 def reproduce_imagenet(
@@ -38,11 +38,11 @@ def reproduce_imagenet(
     limit: int | None = None,
     **options: Any,
 ) -> tuple[list[Comparison], dict[str, str]]:
-    """Score the chosen networks, and return the comparisons of their published scores on every rank.
+    """Score the chosen networks; return the comparisons with their published scores on every rank.
 
     The second result maps each network that could not be loaded to the reason: weights that are not available, or a
-    damaged file in the cache. Each score is added to imagenet.json in ``out``. A score of all images that is there
-    already is kept.
+    damaged file in the cache. Adds each score to imagenet.json in ``out``, and does not repeat scores of all images
+    that are already there.
 
     Args:
     - `data`: ImageNet's validation set.
@@ -50,8 +50,8 @@ def reproduce_imagenet(
     - `protocols`: names of evaluation protocols.
     - `limit`, `options`: see `zoo.score`.
 
-    Raises ConfigError for an unknown network and for a file in the folder that is not such a report, DataError for a
-    folder that is not ImageNet.
+    Raises ConfigError for an unknown network, and for an imagenet.json in the folder that is not such a report. Raises
+    DataError for a data set that is not ImageNet.
     """
     data = check_imagenet(data)
     names = choose_networks(models)
@@ -86,7 +86,7 @@ def reproduce_imagenet(
 
 
 def choose_networks(patterns: Sequence[str]) -> list[str]:
-    """Return the paper's networks that match shell-style patterns; ConfigError for a pattern that matches none."""
+    """Return the paper's networks that match shell-style patterns. Raises ConfigError for a pattern without match."""
     of_paper = {name for (name, _), _ in compare_imagenet_scores([])}
     known = [name for name in published() if name in of_paper]
     for pattern in patterns:
@@ -97,7 +97,7 @@ def choose_networks(patterns: Sequence[str]) -> list[str]:
 
 
 def _load(name: str, process: Process) -> tuple[LoadedNetwork | None, str]:
-    """Return the network, or on all ranks None and the reason if one of them cannot load it."""
+    """Load the network. If one rank cannot load it, returns None and the reason on all ranks."""
     network, fault = None, None
     try:
         network = load_network(name)
@@ -114,7 +114,7 @@ def scores_table(comparisons: Sequence[Comparison]) -> str:
 
 
 def read_scores(folder: Path) -> list[ScoreRow]:
-    """Return the rows of imagenet.json in ``folder``, none if there is no file; ConfigError for a foreign file."""
+    """Read the rows of imagenet.json in ``folder``; empty without file. Raises ConfigError for a foreign file."""
     path = folder / SCORES_FILE
     if not path.exists():
         return []
@@ -134,7 +134,7 @@ def read_scores(folder: Path) -> list[ScoreRow]:
 
 
 def check_imagenet(data: Path | None) -> Path:
-    """Return the folder; ConfigError for none, DataError for one without the class folders of ImageNet in val/."""
+    """Return the folder. Raises ConfigError for None, DataError without the class folders of ImageNet in val/."""
     remedy = (
         f"give the ImageNet validation set, {NUM_VAL_IMAGES:,} images in {NUM_CLASSES:,} class folders, as "
         "DIR/val/n01440764/ILSVRC2012_val_00000293.JPEG and so on; torchvision.datasets.ImageNet(DIR, 'val') creates "

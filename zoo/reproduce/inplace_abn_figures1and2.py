@@ -23,13 +23,13 @@ from zoo.reproduce.inplace_abn_table2 import GPUS, INPLACE_STRATEGIES, PLAIN_IAB
 from zoo.reproduce.measurements import measures
 from zoo.reproduce.published_numbers import published_number
 
-WIDTH, SIDE = 128, 56  # of the bottlenecks in the first module of ResNeXt-101, for images of 224 pixels
+WIDTH, SIDE = 128, 56  # bottlenecks in the first module of ResNeXt-101, for images of 224 pixels
 BATCH = 2
 # The networks that the paper trained with in-place norms, and whether their stem is three 3x3 convolutions.
 NETWORKS = {"resnext101": True, "resnext152": True, "wider_resnet38": False, "densenet264": True}
 IMAGE_SIZE = 224  # side of the images of ImageNet, in pixels
-GPU_BYTES = 12 * 10**9  # of each of the authors' GPUs (section 4)
-# Keys of published batches by network and strategy: the largest that fits, one that fits, and ones that do not fit.
+GPU_BYTES = 12 * 10**9  # memory of each of the authors' GPUs (section 4)
+# (network, strategy) -> keys of published batches: the largest that fits, one that fits, and those that do not fit.
 BATCH_KEYS = {
     ("resnext101", BASELINE): "resnext101_stdbn_lr_256/batch",
     ("resnext101", PLAIN_IABN): "resnext101_ipabn_lr_512/batch",
@@ -97,7 +97,7 @@ def stored_names(block: Block, x: Tensor) -> list[str]:
 
 
 def forward_of_block(block: Callable[[Tensor], Tensor], x: Tensor) -> Callable[[], Tensor]:
-    """Return a forward pass with an operation before the block; the operation after it does not save its output."""
+    """Return a forward pass with operations before and after the block; the last does not save its output."""
     token, weights = torch.ones((), requires_grad=True), torch.randn_like(x)
     return lambda: (block(x * token) * weights).sum()
 

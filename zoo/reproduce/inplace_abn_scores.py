@@ -30,7 +30,7 @@ def report_readme_scores(rows: ImageNetRows) -> ReportSection:
 
 @measures("inplace_abn", "Table 2")
 def report_segmentation_scores() -> ReportSection:
-    """Return the scores of Table 2, with the command that each of them needs."""
+    """Return the scores of Table 2, each with the command that measures it."""
     return ReportSection("table2_scores", "Table 2: mean intersection over union", [*_segmentation("table2/")])
 
 
@@ -67,7 +67,7 @@ def _scored(number: PublishedNumber, metric: str, row: Mapping[str, Any]) -> Com
 
 
 def _segmentation(prefix: str) -> Iterator[Comparison]:
-    """Yield the comparison of each published mIoU whose key has the prefix, none of which is measured."""
+    """Yield the comparison of each published mIoU whose key has the prefix. None of them is measured."""
     for key, number in published_numbers("inplace_abn").items():
         if key.startswith(prefix) and key.endswith("/miou"):
             if number.settings.startswith("test"):

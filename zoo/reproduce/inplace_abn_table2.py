@@ -1,4 +1,4 @@
-"""Table 2 of Rota Bulo et al. 2018, and their blog: the pixels that in-place norms train with."""
+"""Table 2 of Rota Bulo et al. 2018, and their blog: how many pixels fit into memory with in-place norms."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from zoo.reproduce.published_numbers import PublishedNumber, published_number, p
 logger = logging.getLogger(__name__)
 
 GPUS = 4
-STRIDE = 8  # of the last map: sides of crops are multiples of it
+STRIDE = 8  # stride of the last map: sides of crops are multiples of it
 REGIMES = ("fixed crop", "fixed batch")  # more crops of the same size; the same number of larger crops
 # The columns of the table: the experiments of its first row, without "_stdbn", and their titles in the plot.
 COLUMNS = {
@@ -36,7 +36,7 @@ INPLACE_STRATEGIES = (PLAIN_IABN, "iABN")  # the networks of 2018, and the defau
 
 @measures("inplace_abn", "Table 2")
 def measure_memory_gains(setups: Mapping[str, Setup] | None = None) -> ReportSection:
-    """Return the most pixels that each strategy trains with in the memory of the first row, on one GPU.
+    """Return the largest number of pixels that each strategy can train with in the memory of the first row, on one GPU.
 
     Published percentages are pixels of a batch over the pixels of the first row. The loss is the same for all
     strategies: it upsamples the logits of one image at a time, in forward and again in backward; the paper's loss
@@ -62,7 +62,7 @@ def measure_memory_gains(setups: Mapping[str, Setup] | None = None) -> ReportSec
 
 @measures("inplace_abn", "Blog")
 def count_pixels() -> ReportSection:
-    """Return the pixels that the authors' blog trains with, over the pixels before."""
+    """Return the ratio of the numbers of pixels in the authors' blog, with in-place norms and before."""
     section = ReportSection("blog", "Blog: pixels on a GPU")
     after, before = (crops * side**2 for crops, side in (BLOG_CROPS, EARLIER_CROPS))
     section.add("pixels of all crops", after / before, published_number("inplace_abn", "blog/data"))

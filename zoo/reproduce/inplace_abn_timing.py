@@ -20,7 +20,7 @@ from zoo.reproduce.published_numbers import published_number
 # Channels and side of the maps in the bottlenecks of ResNeXt-101's four modules, for images of 224 pixels.
 MODULES = {"CONV1": (128, 56), "CONV2": (256, 28), "CONV3": (512, 14), "CONV4": (1024, 7)}
 BATCH, ROUNDS = 32, 25
-SAMPLE_S = 0.2  # minimum duration of a sample, which lowers the variance for small maps
+SAMPLE_S = 0.2  # minimum duration of a sample; lowers the variance for small maps
 STANDARD, INPLACE_1 = "standard", "inplace_1"
 
 Seconds = Mapping[str, Sequence[float]]  # the times of each strategy, one per round
@@ -35,7 +35,7 @@ def measure_overheads(
 ) -> ReportSection:
     """Return the overhead of InPlace-ABN I over the standard block, on one thread of a CPU.
 
-    The paper measured on a Titan Xp, and does not say which convolution its block has; here it keeps the number of
+    The paper measured on a Titan Xp and does not specify the convolution of its block; here it preserves the number of
     channels. Differences are taken within a round. Configures malloc to keep freed memory, see `keep_heap`.
 
     Args:
@@ -59,7 +59,7 @@ def measure_overheads(
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """Context manager: uses one thread, whose CPU time is hardly affected by other programs."""
+    """Uses a single thread, because its CPU time is hardly affected by other programs."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -69,7 +69,7 @@ def one_thread() -> Iterator[None]:
 
 
 def block_step(block: nn.Module, x: Tensor, dout: Tensor) -> TimedStep:
-    """Return forward and backward of a block, including the gradients of its input and its parameters."""
+    """Return a step of forward and backward of a block, including the gradients of input and parameters."""
     x = x.detach().requires_grad_()
 
     def run(times: int) -> None:
@@ -81,7 +81,7 @@ def block_step(block: nn.Module, x: Tensor, dout: Tensor) -> TimedStep:
 
 
 def compare_claims(seconds: Mapping[str, Seconds]) -> list[Comparison]:
-    """Return the comparisons with the paper's times; ``seconds`` are the times of the strategies by module."""
+    """Compare times with the paper's; ``seconds`` are the times of the strategies by module."""
     overheads = {
         name: median_and_spread([100 * (ratio - 1) for ratio in ratios(times[INPLACE_1], times[STANDARD])])
         for name, times in seconds.items()

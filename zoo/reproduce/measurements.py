@@ -1,4 +1,4 @@
-"""The decorator that makes a function the measurement of a table, figure or section of a paper."""
+"""The decorator that registers a function as the measurement of a table, figure or section of a paper."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _MEASUREMENTS: list[Measurement] = []
 
 
 def measures(paper: str, item: str, given: Given = "") -> Callable[[Function], Function]:
-    """Return a decorator for a function that returns the section of a report.
+    """Decorator that registers a function as a measurement. The function returns the section of a report.
 
     Args:
     - `paper`: name of the paper, such as "revnet".

@@ -16,9 +16,9 @@ from zoo.models import build_network
 
 
 def build_for_training(name: str, device: str = "cpu", **settings: Any) -> nn.Module:
-    """Return the initialized network in training mode; on the meta device nothing is computed.
+    """Build the initialized network in training mode. On the meta device nothing is computed.
 
-    ``settings`` of the network have the defaults of the RevNet paper: standard norms with ReLU.
+    ``settings`` default to those of the RevNet paper: standard norms with ReLU.
     """
     defaults = {"norm": "standard", "activation": "relu", "weight_init": "truncated_normal"}
     spec = NetworkSpec(arch=name).changed(**{**defaults, **settings})
@@ -29,7 +29,7 @@ def build_for_training(name: str, device: str = "cpu", **settings: Any) -> nn.Mo
 
 
 def build_revnext(name: str, slope: float = 0.2, **settings: Any) -> nn.Module:
-    """Return an initialized network of Hascoet et al. 2023 in training mode; ``slope`` is for the leaky ReLUs."""
+    """Build an initialized network of Hascoet et al. 2023 in training mode. ``slope`` is that of the leaky ReLUs."""
     return build_for_training(name, activation="leaky_relu", activation_param=slope, weight_init="torch", **settings)
 
 

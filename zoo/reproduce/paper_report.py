@@ -1,6 +1,6 @@
 """The report of a paper, PAPER.json, and its plots.
 
-The report stores what was measured and how; verdicts are computed whenever it is read.
+The report stores measurements and their circumstances; verdicts are computed whenever it is read.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ def write_report(
 
 
 def read_report(folder: Path, paper: str) -> list[ReportSection]:
-    """Return the sections of PAPER.json in ``folder``, none if there is no such file.
+    """Read the sections of PAPER.json in ``folder``; empty if there is no such file.
 
-    Numbers that are not published any more are left out. Raises ConfigError for a file of another kind.
+    Drops numbers that are no longer published. Raises ConfigError for a file of another kind.
     """
     path = folder / f"{paper}.json"
     if not path.exists():

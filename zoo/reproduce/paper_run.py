@@ -30,7 +30,7 @@ class Reproduction(NamedTuple):
     """What `reproduce_papers` measured and wrote.
 
     Args:
-    - `comparisons`: what this call measured, and what it could not measure, by item.
+    - `comparisons`: the comparisons of this call by item, with and without measurement.
     - `rows`: all rows of the papers, with measurements of earlier calls.
     - `files`: names of the files in the folder that this call wrote.
     """
@@ -43,11 +43,11 @@ class Reproduction(NamedTuple):
 def reproduce_papers(
     papers: Sequence[str], *, only: Sequence[str], runs: Sequence[Path], out: Path, plots: bool, command_line: str
 ) -> Reproduction:
-    """Measure the items of ``papers``, and write the paper's report and the scoreboard after each.
+    """Measure the items of ``papers``; write the paper's report and the scoreboard after each item.
 
-    Runs of an earlier report in the folder and ``runs`` are stored in PAPER_runs.json
-    and plotted in PAPER_runs.png. Scores in the folder that `zoo reproduce imagenet` has written are read. Raises
-    ConfigError for unusable options, and if plots need matplotlib, before the measurements.
+    Stores ``runs`` and the runs of an earlier report in the folder in PAPER_runs.json, and plots them in
+    PAPER_runs.png. Reads scores in the folder that `zoo reproduce imagenet` has written. Before measuring, raises
+    ConfigError for unusable options, and if plots need matplotlib.
     """
     if plots:
         check_matplotlib()
@@ -86,7 +86,7 @@ def reproduce_papers(
 
 
 def _of_items(names: Sequence[str], measurements: Sequence[Measurement]) -> list[Measurement]:
-    """Return the measurements of the items with these names, all without names. Case and blanks are ignored.
+    """Return the measurements of the items with these names, or all if there are no names. Ignores case and blanks.
 
     Raises ConfigError, with a list of the items, for an unknown name.
     """

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-# The modules whose functions are decorated with `measures`.
+# Modules with functions decorated with `measures`.
 from zoo.reproduce import (
     inplace_abn_figures1and2,  # noqa: F401
     inplace_abn_scores,  # noqa: F401

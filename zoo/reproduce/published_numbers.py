@@ -19,7 +19,7 @@ Evidence = Literal[
     "signal-to-noise measured", "accuracy scored", "accuracy trained",
 ]  # fmt: skip
 Direction = Literal["less", "more", "neither"]
-# The better direction of a kind of evidence; numbers of the other direction say so.
+# Kind of evidence -> the better direction. A number may override it.
 BETTER: dict[Evidence, Direction] = {
     "memory predicted": "less", "memory measured": "less", "time measured": "less", "signal-to-noise measured": "more",
 }  # fmt: skip
@@ -80,7 +80,7 @@ class PublishedNumber(BaseModel):
 
     @property
     def is_bounded(self) -> bool:
-        """Whether the measured value has to be within bounds, and not near the published value."""
+        """Whether the measured value must be within bounds instead of near the published value."""
         return self.at_least is not None or self.at_most is not None
 
     @property

@@ -1,6 +1,6 @@
-"""Figure 4 of Gomez et al. 2017: angles between gradients, and the length of a training.
+"""Figure 4 of Gomez et al. 2017: angles between gradients, and the length of stable training.
 
-They are read from training runs that logged angles (training.gradient_angle_meter).
+Both come from training runs that logged angles (training.gradient_angle_meter).
 """
 
 from __future__ import annotations

@@ -87,9 +87,9 @@ def measure_complexity() -> ReportSection:
 
 @measures("revnet", "Section 4")
 def measure_layer_costs() -> ReportSection:
-    """Return the cost of a step of the deepest chain, if forward and backward through a layer cost 1 each (section 4).
+    """Return the cost of a step of the deepest chain if forward and backward through a layer cost 1 each (section 4).
 
-    The unit of memory is the bytes that a block adds to the peak of a chain that stores activations.
+    The unit of memory is the number of bytes that a block adds to the peak of a chain that stores activations.
     """
     section = ReportSection("section4", "Section 4: cost of a step for each layer")
     costs = _chain_costs(DEPTHS)
@@ -107,7 +107,7 @@ def measure_layer_costs() -> ReportSection:
 
 @measures("revnet", "Section 5.1")
 def measure_passes() -> ReportSection:
-    """Return the cost of a step of the deepest chain in forward passes, of which the gradients take 2 (section 5.1)."""
+    """Return the cost of a step of the deepest chain in forward passes; gradients cost 2 of them (section 5.1)."""
     section = ReportSection("section5.1", "Section 5.1: forward passes of a step")
     costs = _chain_costs(DEPTHS)
     for name, key in (("reversible", "algorithm1"), ("naive", "ordinary")):
@@ -151,7 +151,7 @@ class OperationLog(TorchDispatchMode):
 
 
 def count_operations(model: nn.Module) -> tuple[int, int]:
-    """Return the operations of forward and backward of a network on the meta device, for images of CIFAR."""
+    """Count the operations of forward and backward of a network on the meta device, for CIFAR images."""
     forward = forward_of(model, COUNTED_BATCH, CIFAR_SIZE)
     with OperationLog() as in_forward:
         loss = forward()
@@ -161,7 +161,7 @@ def count_operations(model: nn.Module) -> tuple[int, int]:
 
 
 class _Checkpointed(nn.Module):
-    """A chain in segments of ``length`` blocks; only the inputs of the segments are saved for backward."""
+    """A chain in segments of ``length`` blocks. Saves only the inputs of the segments for backward."""
 
     def __init__(self, blocks: Sequence[nn.Module], length: int) -> None:
         super().__init__()
@@ -176,7 +176,7 @@ class _Checkpointed(nn.Module):
 
 
 class _CheckpointedRecursively(nn.Module):
-    """A chain whose first half is checkpointed, recursively in each half (Chen et al. 2016)."""
+    """A chain that checkpoints its first half, and recursively each half (Chen et al. 2016)."""
 
     def __init__(self, blocks: Sequence[nn.Module]) -> None:
         super().__init__()
@@ -199,7 +199,7 @@ CHAIN_STRATEGIES: dict[str, Callable[[Sequence[nn.Module]], nn.Module]] = {
     "checkpoint recursively": _CheckpointedRecursively,
     "reversible": lambda blocks: ReversibleSequential(blocks),
 }
-# The strategies that the paper compares, and their names in the keys of its numbers.
+# Name in the keys of the paper's numbers -> the strategy that the paper compares.
 KEY_BY_STRATEGY = {
     "naive": "naive", "checkpoint sqrt(L)": "checkpointing", "checkpoint recursively": "recursive",
     "reversible": "reversible",
@@ -230,7 +230,7 @@ def measure_cost(strategy: Callable[[Sequence[nn.Module]], nn.Module], depth: in
 
 @contextmanager
 def counted_calls(blocks: Sequence[nn.Module]) -> Iterator[list[str]]:
-    """Context manager: yields a list that gets an entry for each call of a block's F or G."""
+    """Yields a list; each call of a block's F or G appends an entry."""
     calls: list[str] = []
 
     def note(module: nn.Module, *_: object) -> None:

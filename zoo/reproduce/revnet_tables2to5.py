@@ -78,7 +78,7 @@ def report_imagenet_errors(runs: Sequence[TrainingRun]) -> ReportSection:
 def report_differences(runs: Sequence[TrainingRun]) -> ReportSection:
     """Return the differences between the test errors of RevNets and their ResNets (section 5.2).
 
-    The largest difference of all pairs of Tables 3 and 4 should be at most the published one.
+    The largest difference of all pairs of Tables 3 and 4 should not exceed the published difference.
     """
     section = ReportSection("section5.2_errors", "Section 5.2: test errors of RevNets compared with ResNets")
     number = published_number("revnet", "section5.2/underperforms_by")
@@ -106,8 +106,8 @@ def measure_imagenet_memory(size: int = SIZE) -> ReportSection:
     """Return Table 5: bytes of parameters and activations for images of ``size`` pixels, counted on the meta device.
 
     Activations are counted for one image and multiplied by `IMAGES`, the paper's batch per GPU. The paper states
-    neither the batch nor the counting rule. Less is held than the sum of all outputs, because in-place ReLUs overwrite
-    the outputs of norms.
+    neither the batch nor the counting rule. The network holds less than the sum of all outputs, because in-place ReLUs
+    overwrite the outputs of norms.
     """
     section = ReportSection("table5", "Table 5: memory for ImageNet")
     numbers = {number.id.removeprefix("revnet/table5/"): number for number in _of_item("Table 5")}
@@ -127,8 +127,8 @@ def measure_imagenet_memory(size: int = SIZE) -> ReportSection:
 def measure_fits() -> ReportSection:
     """Return the largest batch and depth of RevNets in the memory of a ResNet (sections 7.1 and 7.2).
 
-    The largest batch of ResNet-101 on the GPU had `IMAGES` images, so that the memory of the GPU is between the memory
-    of this and of twice this number.
+    The largest batch of ResNet-101 on the GPU had `IMAGES` images, so the memory of the GPU is between the memory for
+    this number and for twice this number.
     """
     section = ReportSection("section7.2", "Section 7: largest batches in the memory of ResNet-101")
     resnet, revnet = _predict(RESNET, "plain"), _predict(REVNET, "auto")
@@ -155,7 +155,7 @@ def _predict(arch: str, memory: str, structure: tuple[int, ...] | None = None) -
 def sum_of_outputs(model: nn.Module, size: int) -> int:
     """Return the bytes of the outputs of all convolutions, norms, activations and pools for one image.
 
-    In a RevNet, the outputs of stages and those inside the largest residual function f or g count instead of all
+    In a RevNet, counts the outputs of stages and the outputs inside the largest residual function f or g instead of all
     outputs in blocks, because Algorithm 1 recomputes one function after the other.
     """
     blocks = [module for module in model.modules() if isinstance(module, (ReversibleBlock, TransitionBlock))]

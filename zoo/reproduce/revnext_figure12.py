@@ -16,16 +16,16 @@ from zoo.reproduce.training_runs import TrainingRun
 
 FLAT, HYBRID = "revnext_flat_cifar10", "revnext_cifar10"
 FLAT_EPOCHS = 40  # hybrids are trained without the epochs past 50, whose learning rate is 0
-DEFAULT_SLOPE = "0.2"  # of the experiments
+DEFAULT_SLOPE = "0.2"  # slope in the experiments
 RECONSTRUCTED_CHANNELS = 48  # channels of the reconstructing flat networks of the depth study, instead of 32
-# Curves of the figure and of the authors' log, by the beginning of the keys of their points: title and x axis.
+# Prefix of the keys of a curve's points, in the figure or the authors' log -> title and x axis.
 CURVES = {
     "figure12/flat": ("flat networks", "layers"),
     "figure12/flat_slope": ("flat networks 1-2-2", "slope of the leaky ReLU"),
     "figure12/hybrid_run": ("hybrid networks, the authors' log", "blocks after the first"),
     "figure12/hybrid_drawn_run": ("hybrid networks, the authors' plot", "blocks after the first"),
 }
-# Experiments with a short schedule, whose runs are drawn.
+# Experiments with a short schedule. Their runs are drawn.
 SHORT_EXPERIMENTS = (
     "revnext_flat3_cifar10_short", "revnext_flat9_cifar10_short", "revnext_flat12_cifar10_short",
     "revnext_cifar10_short",
@@ -33,7 +33,7 @@ SHORT_EXPERIMENTS = (
 
 
 def experiment_of(key: str) -> str:
-    """Return the experiment of a published number of the figure, see `load_changed`; equal ones have the same name."""
+    """Return the name of the experiment behind a published number, see `load_changed`. Identical ones share a name."""
     _, network, kind = key.split("/")
     *_, depths_or_slope = network.split("_")
     if network.startswith("hybrid"):
@@ -72,7 +72,7 @@ def report_accuracies(runs: Sequence[TrainingRun]) -> ReportSection:
 
 
 def _beside_authors(prefix: str, title: str, x_label: str, found: Mapping[str, Comparison]) -> Panel:
-    """Return the panel of the curves with this prefix: the authors' accuracies, and those measured here."""
+    """Return the panel of the curves with this prefix: the authors' accuracies and the measured accuracies."""
     lines = []
     for kind in ("stored", "reconstructed"):
         authors, here = {}, {}

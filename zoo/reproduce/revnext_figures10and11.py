@@ -22,13 +22,13 @@ from zoo.reproduce.revnext_figures5and6 import signal_to_noise
 logger = logging.getLogger(__name__)
 
 SIZE = 32
-SEEDS = range(10)  # of the random networks and images
+SEEDS = range(10)  # seeds of the random networks and images
 FLAT, HYBRID = "revnext_flat", "revnext"
 ARCH_OF_FAMILY = {"flat": FLAT, "hybrid": HYBRID}
-# Norms are inverted as in the authors' code, with their batch, which limits the ratios; or as this package does it.
+# Norms are inverted as in the authors' code, with the authors' batch (it limits the ratios), or as in this package.
 BATCHES = {True: 256, False: 8}
 AUTHORS_INVERSE = "norms inverted as in the authors' code"
-SLOPE = 0.2  # of Figure 10
+SLOPE = 0.2  # slope in Figure 10
 SLOPES = (0.4, 0.2, 0.1, 0.05)
 ALL_SLOPES = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 0.75)
 # Notebook 1.b of the authors' public code adds a layer to each level in turn: flat networks from 2-1-1 to 5-4-4 (cell
@@ -51,7 +51,7 @@ LOWEST_SLOPE, LOWEST_DEPTH = 0.05, 8  # minimum of the only published curve whos
 
 RATIO, SMALLEST_RATIO = "signal / noise, inputs of layers", "smallest signal / noise"
 
-Ratios = list[float]  # infinite if nothing is lost
+Ratios = list[float]  # infinite for exact reconstructions
 
 
 def measure_ratios(
@@ -64,10 +64,8 @@ def measure_ratios(
 ) -> Ratios:
     """Return the ratios of the inputs of all layers of an untrained network except the stem's convolution.
 
-    A ratio is the sum of squares of a layer's input over the sum of its error. The input of a block precedes the inputs
-    of the layers in its branches.
-
-    With ``as_authors``, norms are inverted as in the authors' code.
+    A ratio is the sum of squares of a layer's input over the sum of squares of its error. The input of a block precedes
+    the inputs of the layers in its branches. With ``as_authors``, norms are inverted as in the authors' code.
     """
     torch.manual_seed(seed)
     model: Any = build_revnext(name, slope, eps_i=0.0, **options)
@@ -116,7 +114,7 @@ class Watched(Invertible):
 
     def record_(self, x: Tensor) -> Any:
         """Return y in the memory of x, and the state of the layer."""
-        if self._input is None:  # otherwise a recomputation
+        if self._input is None:  # otherwise this is a recomputation
             self._input = x.clone()
         return self.layer.record_(x)
 
@@ -129,7 +127,7 @@ class Watched(Invertible):
 
 
 def _watch(layer: nn.Module) -> list[Watched]:
-    """Watch the layers inside a block, f before g; return none for a layer that is no block."""
+    """Watch the layers inside a block, f before g. Returns an empty list for a layer that is not a block."""
     watched = []
     if isinstance(layer, LayerwiseBlock):
         for branch in (layer.f, layer.g):
@@ -176,7 +174,7 @@ def _label(what: str, as_authors: bool) -> str:
 
 
 def _add(section: ReportSection, what: str, key: str, values: Iterable[float]) -> None:
-    """Add the comparison of the median of the values of random networks, with their range."""
+    """Add a comparison of the median over random networks, with the range of the values."""
     values = sorted(values)
     section.add(
         what, median(values), published_number("revnext", key), n=len(values),
@@ -229,12 +227,12 @@ def _measure_curve(
     what: str,
     key: str,
 ) -> Line:
-    """Return the curve of the smallest ratio, and add the comparisons of its published points to the section.
+    """Measure the curve of the smallest ratio; add the comparisons of its published points to the section.
 
     Args:
-    - `networks`: slope and options of the network at each place on the x axis.
-    - `ends`: places of the published points, by the ends of their keys.
-    - `what`, `key`: name of a point, in which its place replaces the braces, and the beginning of the keys.
+    - `networks`: x -> slope and options of the network.
+    - `ends`: end of the key of a published point -> x.
+    - `what`, `key`: name of a point, with braces for x, and prefix of the keys.
     """
     smallest: dict[Any, list[float]] = {}
     for as_authors in BATCHES:

@@ -18,10 +18,10 @@ SIDE = 64  # side in pixels of the inverted feature maps, which are standard nor
 CHANNELS_OF_ALL = 32  # minimum number of channels of all feature maps together
 RATIOS = (1.0, 0.5, 0.2, 0.1, 0.05, 0.02, 0.01)
 DIVISORS = (1, 2, 5, 10, 20, 50, 100)  # the values of f in the plot of the authors' archive
-CHANNELS, WEAK = 100, 20  # its channels, of which WEAK have the gain 1 / f
+CHANNELS, WEAK = 100, 20  # channels in the plot; WEAK of them have the gain 1 / f
 NORM_NOISES = (1e-1, 1e-2, 1e-3)
 SLOPES = (1e-3, 3e-3, 1e-2, 3e-2, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 1e3)
-NOISE = 1e-5  # of Figure 6
+NOISE = 1e-5  # noise in Figure 6
 ALPHA = "alpha = SNR in / SNR out"
 
 
@@ -99,7 +99,7 @@ def measure_slope(slope: float, noise: float, dtype: torch.dtype = torch.float64
 
 
 def _measure_alpha(layer: Invertible, channels: int, noise: float, dtype: torch.dtype = torch.float64) -> float:
-    """Return the signal-to-noise ratio of the input over the ratio of the output, to which white noise is added."""
+    """Add white noise to the output; return the signal-to-noise ratio of the input over that of the output."""
     x = torch.randn(max(1, CHANNELS_OF_ALL // channels), channels, SIDE, SIDE, dtype=dtype)
     y, saved = layer.record(x)
     noisy = y + noise * torch.randn_like(y)
@@ -109,7 +109,7 @@ def _measure_alpha(layer: Invertible, channels: int, noise: float, dtype: torch.
 
 
 def signal_to_noise(signal: Tensor, estimate: Tensor) -> float:
-    """Return the sum of squares of the signal over the sum of the error."""
+    """Return the sum of squares of the signal over the sum of squares of the error."""
     return float(signal.square().sum() / (estimate - signal).square().sum())
 
 

@@ -13,7 +13,7 @@ from zoo.reproduce.paper_networks import build_revnext, count_parameters
 from zoo.reproduce.published_numbers import published_number
 from zoo.reproduce.revnet_table1 import count_operations
 
-# The networks of Table 1 whose backward recomputes, and the sections that state how much.
+# Networks of Table 1 that recompute in backward, and the sections that state how much.
 RECOMPUTING = {"revnext_revnet": "section3.4", "revnext_flat": "section4.3", "revnext": "section4.4"}
 
 
@@ -34,7 +34,7 @@ def count_kernel() -> ReportSection:
 def count_additional_passes() -> ReportSection:
     """Return the operations that backward recomputes (sections 3.4, 4.3 and 4.4), in forward passes of the network.
 
-    They are the operations of the backward pass less the operations of the same network with stored activations.
+    Computed as the operations of the backward pass minus the operations of the same network with stored activations.
     """
     section = ReportSection("section4.4", "Sections 3.4, 4.3 and 4.4: additional forward passes of a step")
     for name, place in RECOMPUTING.items():

@@ -28,7 +28,7 @@ logger = logging.getLogger(__name__)
 
 SIZES = (192, 240)  # side of the images in pixels; for smaller batches, the peak is at another moment of the step
 BATCH = 8
-PAPER_PIXELS = 32 * 240 * 240  # of the batch in the paper's totals
+PAPER_PIXELS = 32 * 240 * 240  # pixels of the batch in the paper's totals
 BYTES_OF_UNIT = {"GB": 1e9, "MB": 1e6}
 
 
@@ -37,8 +37,8 @@ NETWORKS = {
     "revnext_resnet18": "section3.3", "revnext_revnet": "section3.4", "irevnet_revnext": "section3.5",
     "revnext_flat": "section4.3", "revnext": "section4.4",
 }  # fmt: skip
-# Trained on CIFAR-10; no text available to us shows the accuracies of the others. The abstract prints 93.3 % for a
-# network without its depths and pools; we assume that it is this one.
+# Trained on CIFAR-10; no text available to us shows the accuracies of the other networks. The abstract prints 93.3 %
+# for a network without stating depths and pools; we assume that it is this one.
 EXPERIMENT = "revnext_cifar10"
 OTHER_EXPERIMENTS = (
     "revnext_resnet18_cifar10", "revnext_revnet_cifar10", "irevnet_revnext_cifar10", "revnext_flat_cifar10",
@@ -53,8 +53,9 @@ def measure_pixels(
 ) -> ReportSection:
     """Return bytes per pixel, the slope over image sizes, and the resulting totals of the paper's batch.
 
-    The slope is between the allocator's peaks in a step, without the gradients of the parameters. It excludes memory
-    that does not grow with the images, and depends on sizes and batch, to which scratch memory is not proportional.
+    The slope is computed from the allocator's peaks in a step, without the gradients of the parameters. It excludes
+    memory that does not grow with the images. It depends on sizes and batch, because scratch memory is not proportional
+    to them.
     """
     small, large = sizes
     section = ReportSection("pixels", "Bytes per input pixel, and Table 1: memory")

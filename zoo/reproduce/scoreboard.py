@@ -26,9 +26,9 @@ class Row:
 
     Args:
     - `number`: the published number.
-    - `comparisons`: its measurements, or one comparison that says why there is none. Where the rule or the method of
-      the paper differs from what this package does by default, both are measured, the paper's first.
-    - `section`: the section of the report that they are from; None if there is none.
+    - `comparisons`: its measurements, or one comparison that says why there is none. If the rule or the method of the
+      paper differs from this package's default, both are measured, the paper's first.
+    - `section`: the section of the report with the comparisons; None if there is none.
     """
 
     number: PublishedNumber
@@ -90,7 +90,7 @@ def _row(number: PublishedNumber, found: Sequence[tuple[Comparison, ReportSectio
 
 
 def counts_by_evidence(rows: Sequence[Row]) -> list[list[Cell]]:
-    """Return the headers, and a line per kind of evidence with the number of its rows in each state."""
+    """Return the headers, and one line per kind of evidence with its numbers of rows by state."""
     lines: list[list[Cell]] = [["evidence", "numbers", *STATES]]
     for evidence in EVIDENCE:
         counts = Counter(row.state for row in rows if row.number.evidence == evidence)
@@ -99,7 +99,7 @@ def counts_by_evidence(rows: Sequence[Row]) -> list[list[Cell]]:
 
 
 def verdict_lines(rows: Sequence[Row]) -> list[str]:
-    """Return a line with the number of rows in each state, and a line for each row that is off."""
+    """Return one line with the numbers of rows by state, and one line for each row that is off."""
     counts = Counter(row.state for row in rows)
     missing = counts.pop("not measured", 0)
     states = ", ".join(f"{counts[state]} {state}" for state in STATES if state != "not measured")
@@ -112,7 +112,7 @@ def verdict_lines(rows: Sequence[Row]) -> list[str]:
 
 
 def measured_table(comparisons: Iterable[Comparison]) -> str:
-    """Return a Markdown table of what was measured: published number, measured number, verdict. "" if nothing was."""
+    """Return a Markdown table of published numbers, measured numbers and verdicts; "" if nothing was measured."""
     lines = [
         [f"{each.published.paper}, {each.published.item}", each.what, *_with_units(each), str(each.verdict)]
         for each in comparisons

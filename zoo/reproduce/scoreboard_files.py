@@ -18,7 +18,7 @@ from zoo.reproduce.scoreboard import STATES, Row, by_item, counts_by_evidence, r
 from zoo.tables import Cell, markdown_list, markdown_page, markdown_table
 
 PAGE, CSV = "README.md", "reproduction.csv"
-# Around the scoreboard on its page.
+# Markers around the scoreboard on its page.
 BEGIN, END = "<!-- scoreboard -->\n", "<!-- /scoreboard -->"
 TITLE = "Published numbers"
 SCOPE = (
@@ -45,14 +45,14 @@ KIND_MEANINGS = {
 
 
 def read_rows(folder: Path) -> list[Row]:
-    """Return the rows of all papers, from their reports in ``folder``; raises ConfigError for other files there."""
+    """Read the rows of all papers from their reports in ``folder``. Raises ConfigError for other files there."""
     return rows_of({paper: read_report(folder, paper) for paper in PAPERS})
 
 
 def write_forms(folder: Path) -> list[str]:
     """Write the files of the scoreboard into the folder of the reports; return the names of these files.
 
-    Whatever README.md contains besides the scoreboard stays.
+    Preserves the rest of README.md.
     """
     rows = read_rows(folder)
     page = folder / PAGE
@@ -64,7 +64,7 @@ def write_forms(folder: Path) -> list[str]:
 
 
 def csv_text(rows: Sequence[Row]) -> str:
-    """Return a CSV file with a line per measurement, and one per number that is not measured."""
+    """Return a CSV file with one line per measurement, and one line per number without measurement."""
     lines = [_fields_of(row, each) for row in rows for each in row.comparisons]
     file = io.StringIO()
     writer = csv.DictWriter(file, list(dict.fromkeys(key for line in lines for key in line)), lineterminator="\n")
@@ -74,7 +74,7 @@ def csv_text(rows: Sequence[Row]) -> str:
 
 
 def _fields_of(row: Row, each: Comparison) -> Mapping[str, Any]:
-    """Return the columns of a measurement: of the number, of the verdict, and of their provenance."""
+    """Return the columns of a measurement: the number, the verdict, and their provenance."""
     number, verdict = row.number, each.verdict
     return {
         "id": number.id,
@@ -128,7 +128,7 @@ def summary(rows: Sequence[Row]) -> str:
 
 
 def _items_table(items: Mapping[str, Sequence[Row]]) -> str:
-    """Return a line per item of a paper: its rows by state, and what its rows found."""
+    """Return one line per item of a paper: its rows by state, and their findings."""
     lines: list[list[Cell]] = []
     for item, rows in items.items():
         counts = Counter(row.state for row in rows)

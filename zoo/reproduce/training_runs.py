@@ -1,7 +1,7 @@
 """Training runs: read from log folders, matched to experiments, stored in one file, and plotted.
 
-Of a log folder, experiment.json and metrics.jsonl are read. A file of runs (PAPER_runs.json) replaces such folders: for
-each run it has the settings, accuracy and loss of each epoch, and the angles between gradients.
+Reads experiment.json and metrics.jsonl of log folders. A file of runs (PAPER_runs.json) can replace such folders: it
+has the settings of each run, accuracy and loss of each epoch, and the angles between gradients.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ class TrainingRun:
 
     @property
     def group(self) -> str:
-        """Name shared by runs that differ only in their seed: experiment, changed settings, whether it stores."""
+        """Name shared by runs that differ only in their seed: experiment, changed settings, whether they store."""
         stem, _, changes = self.experiment.partition(" ")
         return ", ".join([stem, *_describe(json.loads(changes or "{}")), *["stored"] * self.is_stored])
 
@@ -111,10 +111,10 @@ class TrainingRun:
 
 
 def read_runs(paths: Sequence[Path], names: Iterable[str]) -> list[TrainingRun]:
-    """Return the runs of the experiments ``names`` that were validated at least once; warn of others.
+    """Read the runs of the experiments ``names`` that were validated at least once; warn of other runs.
 
-    A run belongs to the experiment with the same settings, except for `VARIABLE_SETTINGS`. Of runs that have all
-    settings in common, the last one counts.
+    A run belongs to the experiment with the same settings, except for `VARIABLE_SETTINGS`. If several runs have all
+    settings in common, the last run counts.
 
     Args:
     - `paths`: log folders of `zoo train`, and files of runs.
@@ -139,7 +139,7 @@ def read_runs(paths: Sequence[Path], names: Iterable[str]) -> list[TrainingRun]:
 
 
 def load_changed(name: str) -> Experiment:
-    """Return an experiment by the stem of its file, with optional changes of its settings.
+    """Load an experiment by the stem of its file, with optional changes to its settings.
 
     The changes follow as a JSON object: ``revnext_cifar10 {"network.options": {"blocks": [2, 2]}}``.
     """
@@ -167,7 +167,7 @@ def _settings(config: Experiment) -> str:
 
 
 def _describe(changes: Mapping[str, Any]) -> Iterator[str]:
-    """Yield changed settings of the network as text: "layers 1-2-2"; all others are the same in a plot."""
+    """Yield changed settings of the network as text, such as "layers 1-2-2". Other settings are equal within a plot."""
     for setting, value in changes.items():
         if isinstance(value, dict):
             yield from _describe({f"{setting}.{key}": inner for key, inner in value.items()})
@@ -177,7 +177,7 @@ def _describe(changes: Mapping[str, Any]) -> Iterator[str]:
 
 
 def read_path(path: Path) -> list[TrainingRun]:
-    """Return the run of a log folder, or the runs of a file; raises ConfigError for other paths."""
+    """Read the run of a log folder, or the runs of a file. Raises ConfigError for other paths."""
     try:
         if path.is_dir():
             return [_read_folder(path)]
@@ -195,7 +195,7 @@ def _read_folder(folder: Path) -> TrainingRun:
     angles: dict[int, dict[str, Any]] = {}
     environment = num_trained = num_scored = None
     data = ""
-    # An epoch or step that was repeated after an interruption replaces the earlier one.
+    # A repeated epoch or step, after an interruption, replaces the earlier one.
     for record in map(json.loads, (folder / METRICS_FILE).read_text(encoding="utf-8").splitlines()):
         event = record["event"]
         if event in ("start", "resume"):
@@ -249,7 +249,7 @@ def environment_of(runs: Sequence[TrainingRun]) -> dict[str, Any]:
 
 
 def write_runs(folder: Path, name: str, command: str, runs: Sequence[TrainingRun]) -> str:
-    """Write NAME_runs.json, which can be given instead of the runs' log folders; return the name of the file."""
+    """Write NAME_runs.json, a replacement for the log folders of the runs; return the name of the file."""
     content = {
         "benchmark": f"{name} runs",
         "command": command,
@@ -262,7 +262,7 @@ def write_runs(folder: Path, name: str, command: str, runs: Sequence[TrainingRun
 
 
 def draw_runs(folder: Path, name: str, title: str, runs: Sequence[TrainingRun]) -> str:
-    """Plot the runs (at least one) to NAME_runs.png, return the name of the file; needs matplotlib."""
+    """Plot the runs (at least one) to NAME_runs.png; return the name of the file. Needs matplotlib."""
     panels = [panel for group in groups_of(runs) for panel in _panels(group)]
     file = f"{name}_runs.png"
     write_bytes(folder / file, draw_panels(title, panels))

@@ -23,13 +23,13 @@ from zoo.tasks.protocols import PROTOCOLS, CropProtocol, center_crop
 
 NUM_CROPS = 10
 LABELS = {"top1": "top-1", "top5": "top-5"}
-TOP_K = {"top1": 1, "top5": 5}  # k of top-k: the target is among the k most likely classes
+TOP_K = {"top1": 1, "top5": 5}  # name -> k: the target is among the k most likely classes
 
 
 def standard_error(percent: float, count: int) -> float | None:
     """Return the binomial standard error, in percentage points, of ``percent`` of ``count`` independent images.
 
-    None at 0 and 100 percent, where the formula gives 0 for any number of images.
+    Returns None at 0 and 100 percent, where the formula gives 0 for any number of images.
     """
     share = percent / 100
     if share in (0, 1):
@@ -71,7 +71,7 @@ class ClassificationResult(Result):
 
     @property
     def expected_as(self) -> str:
-        """The crop without the scale, as in ``center32``: expected scores are for the experiment's scale."""
+        """The crop without the scale, such as ``center32``: expected scores are for the experiment's scale."""
         return self.protocol.partition("-")[0]
 
 
@@ -109,7 +109,7 @@ class ClassificationTask(Task):
         limit: int | None = None,
         split: str = "val",
     ) -> Loader[ValBatches]:
-        """Return the loader of ``data``/``split``, or of ``data.val``. With ten crops the default batch is a tenth."""
+        """Return the loader of ``data``/``split``, or of ``data.val``. Ten crops use a tenth of the default batch."""
         config = self.config
         transform = ValTransform(
             protocol.scale,

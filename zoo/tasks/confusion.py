@@ -16,11 +16,11 @@ MAX_CLASSES = 2000  # of a matrix that every classification gets; it has 32 MB
 def confusion_counts(labels: Tensor, predictions: Tensor, num_classes: int, ignore_label: int) -> Tensor:
     """Return the confusion matrix in pixels, (C, C), int64: rows are labels, columns predictions.
 
-    Ignores pixels with label ``ignore_label``. All other labels must be below C, which the label map readers ensure.
+    Ignores pixels with label ``ignore_label``. All other labels must be below C; the readers of label maps ensure this.
     Does not synchronize with the device.
     """
     place = labels * num_classes + predictions
-    place.masked_fill_(labels == ignore_label, num_classes**2)  # one extra cell behind the matrix
+    place.masked_fill_(labels == ignore_label, num_classes**2)  # one extra cell after the matrix
     counts = torch.zeros(num_classes**2 + 1, dtype=torch.int64, device=place.device)
     # torch.bincount would synchronize with the device to find the largest index.
     counts.scatter_add_(0, place.flatten(), counts.new_ones(()).expand(place.numel()))

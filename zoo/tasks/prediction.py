@@ -51,8 +51,8 @@ class PredictionCollector:
 def best_classes(logits: Tensor, top: int = DEFAULT_TOP) -> list[tuple[tuple[int, ...], tuple[float, ...]]]:
     """Return at most ``top`` classes and their probabilities for each row of logits (N, classes), best first.
 
-    The softmax is computed in float64 on the CPU. Ties are broken by the smaller class, unlike in `torch.topk`, which
-    leaves their order undefined.
+    Computes the softmax in float64 on the CPU. Breaks ties in favor of the smaller class; `torch.topk` leaves their
+    order undefined.
     """
     probabilities, classes = logits.detach().cpu().double().softmax(dim=1).sort(dim=1, descending=True, stable=True)
     top = min(top, logits.shape[1])
@@ -68,7 +68,7 @@ def predict(
     top: int = DEFAULT_TOP,
     advance: Callable[[int], object] | None = None,
 ) -> tuple[list[Prediction], list[str]]:
-    """Return the predictions of ``model`` for image files, and an error message for each file without one.
+    """Predict the classes of image files; return the predictions, and an error message for each file without one.
 
     A file has no prediction if it cannot be read or ``transform`` rejects the image.
 

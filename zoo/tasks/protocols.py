@@ -12,7 +12,7 @@ if TYPE_CHECKING:  # commands that only list protocols do not import torch
     from zoo.config.experiment import Experiment
     from zoo.engine.task import Forward
 
-Fusion = Literal["mean", "voting", "max"]  # of the views of an image to segment, see `zoo.tasks.tta.segment_image`
+Fusion = Literal["mean", "voting", "max"]  # of the views of an image, see `zoo.tasks.tta.segment_image`
 
 
 class CropProtocol(NamedTuple):
@@ -76,7 +76,7 @@ class WholeImage(NamedTuple):
         if not self.flip:
             return logits
         mirrored = forward(images.flip(-1)).flip(-1)
-        # The factor 1/2 of the mean is left out: it changes neither the order of the classes nor the loss.
+        # The factor 1/2 of the mean is omitted: it changes neither the order of the classes nor the loss.
         return logits.log_softmax(dim=1).logaddexp(mirrored.log_softmax(dim=1))
 
 

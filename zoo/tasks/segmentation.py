@@ -128,7 +128,7 @@ class SegmentationTask(Task):
         return data
 
     def trained_network(self, model: nn.Module) -> nn.Module:
-        """Return the model without its last upsampling, which `bootstrapped_loss` computes in less memory."""
+        """Return the model without its last upsampling; `bootstrapped_loss` upsamples in less memory."""
         return MapLogits(model) if hasattr(model, "forward_logits") else model
 
     def loss(self, logits: Tensor, targets: Tensor) -> Tensor:
@@ -212,8 +212,8 @@ def bootstrapped_loss(
     Implementations differ. The paper only states the mean over the hardest 25 %. The later code of its authors selects
     pixels per image, with unlabeled pixels at 0. detectron2 selects 20 % of the whole batch. mmsegmentation selects all
     pixels whose true class has a probability below 0.7, at least 100,000, and divides by all or by the selected pixels.
-    This function follows the authors' later code: no other is known to be closer to the published runs, and a sum over
-    images makes a step independent of the number of processes.
+    This function follows the authors' later code: no other implementation is known to be closer to the published runs,
+    and a sum over images makes a step independent of the number of processes.
 
     Only the logits are saved for backward. Tensors at the size of the targets are larger by the square of the output
     stride; they exist for one image at a time, in forward and again in backward.
@@ -226,7 +226,7 @@ def bootstrapped_loss(
     - `label_smoothing`: share of a target that is spread over all classes.
     """
     num_pixels = targets[0].numel()
-    num_hard = math.ceil(Fraction(str(hard_pixels)) * num_pixels)  # 0.07 of 100 pixels are 7; in floating point 8
+    num_hard = math.ceil(Fraction(str(hard_pixels)) * num_pixels)  # exact: in floats, 0.07 of 100 pixels are 8
 
     def loss_of(logits: Tensor, targets: Tensor) -> Tensor:
         losses = F.cross_entropy(

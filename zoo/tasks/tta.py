@@ -1,4 +1,4 @@
-"""Test-time augmentation of a segmentation: fuses predictions at several scales and of mirror images."""
+"""Test-time augmentation for segmentation: fuses predictions at several scales and of mirror images."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from zoo.ops.upsampling import upsample_strips
 from zoo.tasks.protocols import Fusion
 
 MAX_SCALE = 100.0
-STRIP_BYTES = 2**22  # of probabilities fused at a time; small enough for a cache
+STRIP_BYTES = 2**22  # bytes of probabilities that are fused at a time; they fit into a cache
 
 
 def check_views(scales: Sequence[float], fusion: str = "mean") -> None:
-    """Raise ConfigError unless images can be scaled by these factors, and views be fused in this way."""
+    """Raise ConfigError for invalid scales or an unknown fusion."""
     if not scales or not all(type(scale) in (int, float) and 0 < scale <= MAX_SCALE for scale in scales):
         raise ConfigError(f"scales = {join_names(scales)}: give one or more numbers above 0 and up to {MAX_SCALE:g}")
     if fusion not in FUSE:
@@ -50,9 +50,9 @@ def segment_image(
     """Return the class and its probability for each pixel of an image, from several views of it.
 
     A view is the image resized to round(side * scale) px, bilinearly with ``align_corners=False``. Its logits are
-    upsampled to ``size`` in one bilinear step, converted to probabilities, and fused with the other views.
-    This is done in strips of rows, so that probabilities never exist for the whole image. They would take 64 times the
-    memory of the logits of a head with output stride 8. (The test script of Inplace-ABN fuses whole maps.)
+    upsampled to ``size`` in one bilinear step, converted to probabilities, and fused with the other views. This is done
+    in strips of rows, so that probabilities never exist for the whole image: they would take 64 times the memory of the
+    logits of a head with output stride 8. (The test script of Inplace-ABN fuses whole maps.)
 
     Args:
     - `forward`: the network in evaluation mode, (1, 3, h, w) -> logits (1, C, h', w') at any resolution. For
@@ -61,7 +61,7 @@ def segment_image(
     - `scales`: factors of the sides of the views.
     - `flip`: whether each scale is also predicted mirrored.
     - `size`: (H, W) of the result; default: the size of the image.
-    - `fusion`: how the class of a pixel is selected.
+    - `fusion`: rule that selects the class of a pixel.
       "mean": the class with the largest mean probability.
       "max": the class with the largest probability in any view; ties go to the earlier view, a scale before its mirror
       image.
@@ -118,7 +118,7 @@ def _probabilities(logits: Tensor) -> Tensor:
 
 
 def _mean(views: Iterable[Tensor]) -> tuple[Tensor, Tensor]:
-    """Return the largest mean probability and its class, (rows, W), of views (C, rows, W), which are overwritten."""
+    """Average views (C, rows, W); return the top probability and class of each pixel, (rows, W). Overwrites views."""
     mean = None
     for number, probabilities in enumerate(views, start=1):
         mean = probabilities if mean is None else mean.add_(probabilities.sub_(mean), alpha=1 / number)
@@ -158,8 +158,8 @@ def _voting(views: Iterable[Tensor]) -> tuple[Tensor, Tensor]:
     return sum_of_winner / most, winners
 
 
-# A fusion consumes the probabilities (C, rows, W) of the views one by one, may overwrite them, and returns the
-# probabilities and classes (rows, W).
+# A fusion consumes the probabilities (C, rows, W) of the views one by one, may overwrite them, and returns
+# probabilities and classes, (rows, W).
 FUSE: dict[Fusion, Callable[[Iterable[Tensor]], tuple[Tensor, Tensor]]] = {
     "mean": _mean,
     "voting": _voting,

@@ -1,6 +1,6 @@
 """torch's private names about torch.compile, and about the joint graphs of AOTAutograd.
 
-The compiler takes a second to import, and is imported only by the functions that need it.
+Importing the compiler takes a second, so only the functions that need it import it.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ disable_compiler = torch._disable_dynamo
 
 
 def never_compile(function: Function) -> Function:
-    """Let torch.compile compile neither calls of a function nor what it calls. A trace may still inline the function.
+    """Exclude a function and its callees from torch.compile. A trace may still inline the function.
 
-    Unlike `disable_compiler` it adds nothing to a call.
+    Unlike `disable_compiler`, it adds no overhead to a call.
     """
     compiler = _C._dynamo.eval_frame
     strategy = compiler._FrameExecStrategy(compiler._FrameAction.SKIP, compiler._FrameAction.SKIP)
@@ -48,7 +48,7 @@ def is_compiled(module: nn.Module) -> bool:
 
 
 def has_compiled_part(module: nn.Module) -> bool:
-    """Return whether a module or one of its submodules was compiled; takes a third of the time of `modules()`."""
+    """Return whether a module or one of its submodules was compiled. Three times as fast as `modules()`."""
     parts = [module]
     for part in parts:
         if is_compiled(part):
@@ -58,7 +58,7 @@ def has_compiled_part(module: nn.Module) -> bool:
 
 
 def uncompiled(module: nn.Module) -> nn.Module:
-    """Return the module inside the wrapper of `torch.compile(module)`, or the module itself without a wrapper."""
+    """Return the module inside the wrapper of `torch.compile(module)`; a module without wrapper is returned itself."""
     return getattr(module, "_orig_mod", module)
 
 
@@ -70,7 +70,7 @@ def lookup_backend(name: str) -> Any:
 
 
 def activation_memory_budget(budget: float) -> AbstractContextManager[Any]:
-    """Return a context in which compiled graphs save at most this fraction (0 to 1) of their activations."""
+    """Limits compiled graphs to saving this fraction (0 to 1) of their activations within the block."""
     from torch._functorch import config
 
     return config.patch(activation_memory_budget=budget)
@@ -80,7 +80,7 @@ def inductor_partitioner(partition: Callable[..., tuple[Any, Any]], *sources: st
     """Return a value for Inductor's option ``custom_partitioner_fn`` that calls ``partition``.
 
     ``partition`` gets the joint graph, its inputs and options, after Inductor has replaced random operations by its
-    own. A hash of the files ``sources``, and ``key``, become part of the cache key.
+    own. ``key`` and a hash of the files ``sources`` become part of the cache key.
     """
     from torch._inductor.custom_graph_pass import CustomPartitionerFn, get_hash_for_files
 
@@ -91,20 +91,20 @@ def inductor_partitioner(partition: Callable[..., tuple[Any, Any]], *sources: st
         def uuid(self) -> Any:
             return get_hash_for_files(sources, key)
 
-        def __reduce__(self) -> Any:  # for cache keys
+        def __reduce__(self) -> Any:  # pickled into cache keys
             return functools.partial(inductor_partitioner, key=key), (partition, *sources)
 
     return Partitioner()
 
 
 def recompile_limit(limit: int, accumulated: int) -> AbstractContextManager[Any]:
-    """Return a context that sets torch.compile's recompilation limits: per function, and ``accumulated``."""
+    """Sets torch.compile's recompilation limits, per function and ``accumulated``, within the block."""
     from torch._dynamo import config
 
     return config.patch(recompile_limit=limit, accumulated_recompile_limit=accumulated)
 
 
-#: The entries of a node's ``meta`` by which torch's partitioners and compilers recognize a node of backward.
+#: Entries of a node's ``meta`` by which torch's partitioners and compilers recognize nodes of backward.
 BACKWARD_TAG = {"partitioner_tag": "is_backward", "autograd_backward": True}
 
 
@@ -114,12 +114,12 @@ def is_forward_node(node: Any) -> bool:
 
 
 def is_tangent_node(node: Any) -> bool:
-    """Return whether a node of a joint graph is an input that holds the gradient of an output of forward."""
+    """Return whether a node of a joint graph is an input with the gradient of an output of forward."""
     return node.op == "placeholder" and "tangents" in str(node.target)
 
 
 def overwritten_inputs(joint: Any) -> set[Any]:
-    """Return the inputs of a joint graph that torch overwrites after forward with one of its outputs."""
+    """Return the inputs of a joint graph that torch overwrites with an output after forward."""
     descriptions = joint.output_node().meta.get("desc", ())
     overwritten = {each.mutated_input for each in descriptions if hasattr(each, "mutated_input")}
     return {node for node in joint.find_nodes(op="placeholder") if node.meta.get("desc") in overwritten}
@@ -131,10 +131,10 @@ def is_random(operator: object) -> bool:
 
 
 def default_partition(joint: Any, joint_inputs: Any, **options: Any) -> tuple[Any, Any]:
-    """Split a joint graph after its last forward node; forward returns what backward nodes read of it.
+    """Split a joint graph after its last forward node; forward returns the values that backward nodes read.
 
-    torch takes a node without users for a tensor, and copies all of forward that can be computed from what is saved to
-    backward. Random operations that nothing reads get a user here, and do not run again in backward.
+    torch treats a node without users as a tensor, and copies to backward all forward nodes that can be computed from
+    saved tensors. Random operations without users get a user here, so that they do not run again in backward.
     """
     from torch._functorch.partitioners import default_partition
 
@@ -152,7 +152,7 @@ def default_partition(joint: Any, joint_inputs: Any, **options: Any) -> tuple[An
 
 
 def size_hint(size: Any) -> Any:
-    """Return a number; for a symbolic one its value in the traced example, or 1 if that is unknown."""
+    """Return a number itself; for a symbolic number its value in the traced example, or 1 if unknown."""
     if isinstance(size, (torch.SymInt, torch.SymFloat)):
         return size.node.hint if size.node.has_hint() else 1
     return size

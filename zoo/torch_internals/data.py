@@ -1,4 +1,4 @@
-"""torch's private names about data: tensors and their memory, trees, modules, process groups and data loaders."""
+"""torch's private names for data: tensors and their memory, trees, modules, process groups and data loaders."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ ALL_GATHER = "all_gather_single" if hasattr(dist, "all_gather_single") else "all
 
 
 def launcher_serves_store() -> bool:
-    """Return whether torchrun serves the store at MASTER_ADDR:MASTER_PORT, so that rank 0 must not."""
+    """Return whether torchrun serves the store at MASTER_ADDR:MASTER_PORT. Rank 0 then must not serve it."""
     return os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == str(True)
 
 
-#: Returns an integer that identifies a storage during its lifetime. Tensors that share memory have the same one.
+#: Returns an integer that identifies a storage during its lifetime. Tensors that share memory have the same integer.
 storage_id: Callable[[Any], int] = operator.attrgetter("_cdata")
 
 #: Returns the `storage_id` of a tensor's storage, without creating a Python object for the storage.
@@ -54,22 +54,22 @@ def without_memory(cls: type[Tensor], like: Tensor) -> Any:
 
 
 class _Unpacked(Tensor):
-    """What a hook returns so that autograd takes ``replacement`` for the saved tensor."""
+    """Return value of a hook that makes autograd use ``replacement`` as the saved tensor."""
 
     replacement: Tensor
 
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Tensor:  # type: ignore[override]
-        """Return the replacement: autograd detaches what the hook returns, and calls nothing else."""
+        """Return the replacement. Autograd detaches the hook's return value and calls nothing else."""
         unpacked: _Unpacked = args[0]
         return unpacked.replacement
 
 
 def unpacked(parameter: Tensor) -> Tensor:
-    """Return what a hook for saved tensors returns for a parameter with attributes, which backward reads and sets.
+    """Return a saved-tensor hook's value for a parameter with attributes that backward reads and sets.
 
-    Autograd makes a new tensor of what a hook returns, without its attributes, and loses those that backward sets. This
-    one has the class of the parameter and shares its attributes. Its gradient is not the parameter's.
+    Autograd turns the value of a hook into a new tensor without attributes, and loses attributes that backward sets.
+    This tensor has the class of the parameter and shares its attributes. Its gradient is not the parameter's.
     """
     replacement = Tensor._make_subclass(type(parameter), parameter, parameter.requires_grad)
     replacement.__dict__ = parameter.__dict__
@@ -95,10 +95,10 @@ is_alias_of: Callable[[Tensor, Tensor], bool] = _C._is_alias_of
 
 
 def geometry_of(tensor: Tensor) -> tuple[Any, ...]:
-    """Return what tells two views of the same memory apart: their elements, and how these are read.
+    """Return the properties that distinguish views of the same memory: their elements and how they are read.
 
-    A conjugated view, such as ``x.conj()``, and a negated view, such as ``x.conj().imag``, have the memory of
-    their base and differ from it in one bit.
+    A conjugated view, such as ``x.conj()``, and a negated view, such as ``x.conj().imag``, share the memory of their
+    base and differ from it in one bit.
     """
     bits = tensor.is_conj(), tensor.is_neg()
     return tensor.shape, tensor.stride(), tensor.storage_offset(), tensor.dtype, *bits
@@ -119,20 +119,20 @@ def may_overlap(tensor: Tensor) -> bool:
 
 
 def has_repeated_elements(tensor: Tensor) -> bool:
-    """Return whether several elements of a tensor are one in memory for certain, as of an expanded tensor."""
+    """Return whether elements of a tensor certainly share memory, as in an expanded tensor."""
     return bool(torch._debug_has_internal_overlap(tensor) == 1)
 
 
 def is_read_only_view(tensor: Tensor) -> bool:
-    """Return whether autograd forbids overwriting a tensor: one of several views of an operation, or made without grad.
+    """Return whether autograd forbids overwriting a view: it was created without grad, or with other views.
 
-    Several views are the outputs of `chunk`, `split` and `unbind`.
+    `chunk`, `split` and `unbind` return several views.
     """
     return tensor._is_view() and _C._autograd._get_creation_meta(tensor) != _C._autograd.CreationMeta.DEFAULT
 
 
 def leaves_of(tensor: Tensor) -> Iterator[Tensor]:
-    """Yield the leaf tensors, parameters for example, that get a gradient in backward from a tensor."""
+    """Yield the leaf tensors, such as parameters, that get a gradient in backward from a tensor."""
     nodes: list[Any] = [tensor.grad_fn]
     seen = set(nodes)
     for node in nodes:
@@ -151,17 +151,17 @@ def has_backward_hooks(tensor: Tensor) -> bool:
 
 
 def start_allocation_log() -> None:
-    """Log what this thread allocates and frees on the CPU.
+    """Start logging what this thread allocates and frees on the CPU.
 
-    This is the profiler of torch before Kineto. Kineto serves one trace per process, and prints.
+    Uses torch's profiler from before Kineto. Kineto supports one trace per process, and prints.
     """
     internals = _C._profiler
-    options = (False, True, False, False, False, internals._ExperimentalConfig())  # the second: report memory
+    options = (False, True, False, False, False, internals._ExperimentalConfig())  # the second option reports memory
     _C._autograd._enable_profiler_legacy(internals.ProfilerConfig(internals.ProfilerState.CPU, *options))
 
 
 def stop_allocation_log() -> list[tuple[str, int]]:
-    """Return the log, in order: names of operations and `record_function`, and "" with bytes, negative for a free."""
+    """Stop logging; return names of operations and `record_function`, and "" with bytes (negative if freed)."""
     threads = _C._autograd._disable_profiler_legacy()
     events = heapq.merge(*threads, key=lambda event: event.start_us())
     kinds = {"push": lambda event: (event.name(), 0), "memory_alloc": lambda event: ("", event.cpu_memory_usage())}
@@ -169,12 +169,12 @@ def stop_allocation_log() -> list[tuple[str, int]]:
 
 
 def record_cuda_history(enabled: str | None) -> None:
-    """Clear the history of CUDA's caching allocator, and record it from now on ("all") or no longer (None)."""
+    """Clear the history of CUDA's caching allocator, and start ("all") or stop (None) recording it."""
     _cuda_memory._record_memory_history(enabled, context=None, clear_history=True)
 
 
 def cuda_history(device: torch.device) -> list[dict[str, Any]]:
-    """Return the recorded history of a CUDA device's caching allocator, the oldest entry first.
+    """Return the recorded history of a CUDA device's caching allocator, oldest entry first.
 
     Entries have an ``action`` ("alloc", "free_requested" and others), an address ``addr`` and the requested ``size``.
     """
@@ -186,7 +186,7 @@ def cuda_history(device: torch.device) -> list[dict[str, Any]]:
 def end_workers(iterator: Any, grace_s: float) -> None:
     """Shut down the workers of a DataLoader iterator; kill those still running after ``grace_s`` seconds.
 
-    torch waits for workers without a timeout. It treats a killed worker as an error, unless the workers' ids are
+    torch waits for workers without a timeout, and treats a killed worker as an error unless the workers' ids are
     removed first.
     """
     _workers._remove_worker_pids(id(iterator))
@@ -249,9 +249,9 @@ def has_own_hooks(module: nn.Module) -> bool:
 
 
 def observer(hook: Callable[..., None]) -> Callable[..., None]:
-    """Return a hook for which a module may be bypassed as if it had none, so that it sees what runs without it.
+    """Mark a hook as observing only: fused paths may skip the module as if it had no hook.
 
-    It does nothing while torch.compile traces, as eager control flow such as `torch.cond` does with its branches.
+    The hook does nothing while torch.compile traces, as eager control flow such as `torch.cond` does with its branches.
     """
 
     def observe(*args: Any) -> None:
@@ -267,7 +267,7 @@ def changed_methods(module: nn.Module) -> list[str]:
     return [
         name
         for name, value in module.__dict__.items()
-        # A library that undoes its change leaves the bound method of the class.
+        # A library that undoes its change leaves the bound method of the class behind.
         if callable(value)
         and (
             getattr(value, "__self__", None) is not module
@@ -292,8 +292,8 @@ def is_plain(module: nn.Module, *classes: type[nn.Module]) -> bool:
 def is_plain_layer(layer: nn.Module, x: Tensor, *classes: type[nn.Module]) -> bool:
     """Return whether an operation on x may read weight and bias of a layer instead of calling it.
 
-    The layer is plain (`is_plain`), and weight and bias are parameters of its own with values: replicas, pruning and
-    weight norm make them attributes, and offloading keeps them on the meta device between calls. Takes microseconds.
+    The layer must be plain (`is_plain`), and weight and bias must be its own parameters with values: replicas, pruning
+    and weight norm make them attributes, and offloading puts them on the meta device between calls. Takes microseconds.
     """
     return is_plain(layer, *classes) and has_own_parameters(layer, x)
 
@@ -312,5 +312,5 @@ def is_replica(module: Any) -> bool:
     return getattr(module, "_is_replica", False)
 
 
-#: Returns the memory format that operations give their outputs for this input.
+#: Returns the memory format of the outputs that operations compute from this input.
 suggest_memory_format: Callable[[Tensor], torch.memory_format] = torch._prims_common.suggest_memory_format

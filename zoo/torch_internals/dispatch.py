@@ -1,4 +1,4 @@
-"""torch's private names about dispatch and autograd: modes, operators, hooks for saved tensors."""
+"""torch's private names for dispatch and autograd: modes, operators, saved-tensor hooks."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ TorchDispatchMode = _python_dispatch.TorchDispatchMode
 
 
 class EagerDispatchMode(TorchDispatchMode):
-    """A dispatch mode without the wrapper of `__torch_dispatch__` that hides it from torch.compile, at some cost.
+    """A dispatch mode without torch's slow wrapper that hides `__torch_dispatch__` from torch.compile.
 
     torch.compile compiles nothing while the mode is active; `never_compile` hides `__torch_dispatch__` itself.
     """
@@ -41,13 +41,13 @@ dispatch_modes = _python_dispatch._get_current_dispatch_mode_stack
 #: Returns the number of active dispatch modes in this thread.
 num_dispatch_modes: Callable[[], int] = _C._len_torch_dispatch_stack
 
-#: Returns a context without the dispatch modes that are active around it; modes may be entered inside it.
+#: Context manager that disables the active dispatch modes; modes may be entered inside it.
 without_dispatch_modes: Callable[[], AbstractContextManager[Any]] = _python_dispatch._disable_current_modes
 
-#: A context that disables dispatch modes and `__torch_dispatch__`.
+#: Context manager that disables dispatch modes and `__torch_dispatch__`.
 DisableTorchDispatch: Callable[[], AbstractContextManager[None]] = _C._DisableTorchDispatch
 
-#: Returns the number that the next node of autograd in this thread gets. It does not change while a node saves tensors.
+#: Returns the number of the next autograd node in this thread. It does not change while a node saves tensors.
 next_node_number: Callable[[], int] = _C._autograd._get_sequence_nr
 
 #: Returns whether a transform of `torch.func`, such as grad or vmap, is active.
@@ -65,9 +65,9 @@ count_writes: Callable[[], AbstractContextManager[None]] = functools.partial(
 
 @contextmanager
 def resolve_views() -> Iterator[None]:
-    """Return a context, for use within `__torch_dispatch__`, in which kernels may read conjugated and negated views.
+    """Lets kernels read conjugated and negated views within `__torch_dispatch__`.
 
-    Without it, the views that a kernel makes of its arguments, such as `x.mH`, have the elements of the arguments.
+    Otherwise, views that a kernel creates of its arguments, such as `x.mH`, would have the elements of the arguments.
     """
     with (
         _C._SetExcludeDispatchKeyGuard(_C.DispatchKey.Conjugate, False),
@@ -78,10 +78,10 @@ def resolve_views() -> Iterator[None]:
 
 @contextmanager
 def autocast_of_caller(name: str) -> Iterator[None]:
-    """Return a context, for use within `__torch_dispatch__`, in which autocast is active as in a kernel in plain use.
+    """Within `__torch_dispatch__`, enables autocast as it is inside the kernel of the operator "namespace::name".
 
-    Autocast then casts the arguments of the operations that the kernel of the operator "namespace::name" calls. It does
-    not where it has a rule for the operator itself.
+    Autocast then casts the arguments of the operations that the kernel calls, unless it has a rule for the operator
+    itself.
     """
     with _C._RestorePythonTLSSnapshot():
         keys = [key for device, key in AUTOCAST_KEYS.items() if torch.is_autocast_enabled(device)]
@@ -92,7 +92,7 @@ def autocast_of_caller(name: str) -> Iterator[None]:
         yield
 
 
-#: The keys of autocast, by the type of device.
+#: Autocast's dispatch keys by device type.
 AUTOCAST_KEYS = {"cpu": _C.DispatchKey.AutocastCPU, "cuda": _C.DispatchKey.AutocastCUDA}
 
 #: Returns a context with a `torch.library.Library` whose registrations end with the context.
@@ -123,9 +123,9 @@ skip_autograd_and_autocast: Callable[[], AbstractContextManager[None]] = functoo
 
 
 def kernel_flags() -> tuple[Any, ...]:
-    """Return the settings that an operation's bits depend on beside its arguments.
+    """Return the settings, besides its arguments, that determine the bits of an operation's result.
 
-    oneDNN, deterministic algorithms, whether these warn, and the default dtype, which quotients of integers have.
+    These are oneDNN, deterministic algorithms and whether they warn, and the default dtype (for quotients of integers).
     """
     return (
         _C._get_mkldnn_enabled(),
@@ -136,7 +136,7 @@ def kernel_flags() -> tuple[Any, ...]:
 
 
 def call_with_flags(flags: tuple[Any, ...], function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """Return the result of a function that runs with the settings that `kernel_flags` has returned."""
+    """Call a function with settings that `kernel_flags` returned; return its result."""
     before = kernel_flags()
     if before == flags:
         return function(*args, **kwargs)
@@ -161,9 +161,9 @@ SELECTIVE_CHECKPOINT_MODES: tuple[type[TorchDispatchMode], ...] = tuple(
 
 
 def fake_tensor_mode() -> AbstractContextManager[Any]:
-    """Return a context in which new tensors have no memory, but take the path of their device through the dispatcher.
+    """Creates new tensors without memory that are dispatched like tensors of their device.
 
-    The device need not exist, unless an operation asks for its properties.
+    The device need not exist unless an operation reads its properties.
     """
     from torch._subclasses.fake_tensor import FakeTensorMode
 
@@ -180,7 +180,7 @@ top_saved_tensors_hooks: Callable[[bool], tuple[Callable[..., Any], Callable[...
 def before_hooks_are_disabled(context: Callable[[], AbstractContextManager[None]]) -> None:
     """Patch `torch.autograd.graph.disable_saved_tensors_hooks` to enter ``context()`` around each call.
 
-    Transforms of `torch.func` call this function, and raise an error while saved-tensor hooks are active. torch has no
+    Transforms of `torch.func` call this function and raise an error while saved-tensor hooks are active. torch has no
     public callback for the start of a transform.
     """
     disable = torch.autograd.graph.disable_saved_tensors_hooks
@@ -197,8 +197,8 @@ def before_hooks_are_disabled(context: Callable[[], AbstractContextManager[None]
 def around_control_flow(context: Callable[[], AbstractContextManager[None]]) -> None:
     """Patch `setup_compilation_env` of torch to enter ``context()``.
 
-    `torch.cond`, `while_loop` and the like compile themselves inside, also in eager mode, which fails while a dispatch
-    mode is active.
+    `torch.cond`, `while_loop` and similar operators compile their branches inside this context, also in eager mode.
+    This fails while a dispatch mode is active.
     """
     set_up = _control_flow.setup_compilation_env
 
@@ -223,7 +223,7 @@ def in_custom_backward() -> bool:
 #: Calls a function without arguments at the end of the backward pass that runs in this thread.
 call_after_backward: Callable[[Callable[[], None]], None] = torch.autograd.Variable._execution_engine.queue_callback
 
-#: Pushes a dispatch mode, which whoever restores the state of the thread pops: the engine does after each node.
+#: Pushes a dispatch mode. The autograd engine pops it when it restores the thread state after a node.
 push_mode: Callable[[TorchDispatchMode], None] = _python_dispatch._push_mode
 
 

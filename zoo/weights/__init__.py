@@ -1,4 +1,4 @@
-"""Weights files: fetching the published ones, reading files safely, and loading them into a network strictly.
+"""Weights files: fetching published weights, reading files safely, and loading them into networks strictly.
 
 The names are imported when they are first used, so that `zoo list` does not wait for torch.
 """

@@ -1,4 +1,4 @@
-"""The cache of published weights: files are downloaded into it, and verified whenever they are opened."""
+"""The cache of published weights: downloads files, and verifies them whenever they are opened."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ logger = logging.getLogger("zoo")
 
 DRIVE_URL = "https://drive.google.com/uc"
 READ_BYTES = 2**20
-TIMEOUT_S = 10.0, 30.0  # to connect, and between two packets
+TIMEOUT_S = 10.0, 30.0  # connection timeout, and timeout between two packets
 RETRIES = 4
-MAX_FILE_BYTES = 2**32  # the largest published file, of 142 million parameters, has 0.57 GB
+MAX_FILE_BYTES = 2**32  # the largest published file has 0.57 GB (142 million parameters)
 
 
 def weights_path(name: str) -> Path:
@@ -33,13 +33,13 @@ def weights_path(name: str) -> Path:
 
 
 def published_name(path_or_name: str | os.PathLike[str]) -> str | None:
-    """Return the argument if it is the name of published weights and no such file exists here, otherwise None."""
+    """Return the argument if it names published weights and is not the path of a file; otherwise None."""
     text = os.fspath(path_or_name)
     return text if text in published() and not Path(text).exists() else None
 
 
 def fetch_weights(name: str) -> Path:
-    """Return the path of the verified file of the published weights ``name``; see `open_published`."""
+    """Download the published weights ``name`` if necessary; return the path of the verified file."""
     with open_published(name):
         return weights_path(name)
 
@@ -47,8 +47,8 @@ def fetch_weights(name: str) -> Path:
 def open_published(name: str) -> IO[bytes]:
     """Return the published weights ``name`` as an open, verified file; download them if necessary.
 
-    The digest is computed through the returned file object, so what is read is what was verified. $ZOO_WEIGHTS_URL is
-    the address of a mirror with files ADDRESS/NAME.pth.tar; $ZOO_OFFLINE=1 forbids downloads.
+    Computes the digest through the returned file object, so that the verified bytes are the bytes that are read.
+    $ZOO_WEIGHTS_URL is the address of a mirror with files ADDRESS/NAME.pth.tar; $ZOO_OFFLINE=1 forbids downloads.
 
     Raises ConfigError for an unknown name, and WeightsError for weights that are unavailable or have a wrong digest.
     """
@@ -76,7 +76,8 @@ def _fetch(name: str, path: Path) -> None:
         )
     url = _url_of(name)
     try:
-        # A new cache is private to its owner. An existing folder keeps its permissions, so that a group can share it.
+        # A new cache is private to its owner. The permissions of an existing folder do not change, so a group can share
+        # it.
         cache_dir().mkdir(mode=0o700, parents=True, exist_ok=True)
         path.parent.mkdir(exist_ok=True)
         with file_lock(path.with_name(f"{path.name}.lock")):
@@ -90,9 +91,9 @@ def _fetch(name: str, path: Path) -> None:
 
 
 def _download_verified(name: str, url: str, path: Path) -> None:
-    """Download into a folder beside ``path``, and move the file to ``path`` if its digest is right."""
+    """Download into a folder beside ``path``, and move the file to ``path`` if its digest matches."""
     folder = path.with_name(f"{path.name}.part")
-    shutil.rmtree(folder, ignore_errors=True)  # of a killed process
+    shutil.rmtree(folder, ignore_errors=True)  # left by a killed process
     folder.mkdir()
     try:
         unverified = folder / path.name
@@ -111,11 +112,11 @@ def _download_verified(name: str, url: str, path: Path) -> None:
 
 
 def _download(name: str, url: str, file: Path) -> str:
-    """Download ``url`` to ``file`` with a progress bar; return the reason if this is not possible, otherwise "".
+    """Download ``url`` to ``file`` with a progress bar; return the reason of a failure, or "" on success.
 
-    The package gdown tries again, and answers the form by which Google Drive asks to confirm large files.
+    The package gdown retries, and answers Google Drive's confirmation form for large files.
     """
-    import gdown  # here, because it takes a third of a second
+    import gdown  # imported late: takes a third of a second
     import requests
     import urllib3
 
@@ -133,15 +134,15 @@ def _download(name: str, url: str, file: Path) -> str:
         return ""
     except (
         *(gdown.exceptions.DownloadError, requests.RequestException),
-        *(urllib3.exceptions.HTTPError, ValueError),  # of malformed answers
+        *(urllib3.exceptions.HTTPError, ValueError),  # malformed answers
     ) as error:
         if isinstance(error, gdown.exceptions.DownloadError) and isinstance(error.__cause__, requests.ConnectionError):
-            error = error.__cause__  # gdown quotes it
+            error = error.__cause__  # gdown only quotes the cause
         return connection_reason(error)
 
 
 def _url_of(name: str) -> str:
-    """Return the address of the published weights ``name`` on the mirror if one is set, otherwise the authors'."""
+    """Return the address of the published weights ``name``: on the mirror if one is set, otherwise the authors'."""
     mirror = os.environ.get("ZOO_WEIGHTS_URL", "").strip()
     if not mirror:
         weights = entry_of(name).weights
@@ -149,43 +150,43 @@ def _url_of(name: str) -> str:
     if not re.match(r"https?://[^/]", mirror):
         got = hide_secrets(repr(mirror))
         raise ConfigError(f"ZOO_WEIGHTS_URL must be an address such as https://example.org/weights, got {got}")
-    folder, mark, query = mirror.partition("?")  # of a signed address
+    folder, mark, query = mirror.partition("?")  # a signed address has a query
     return f"{folder.rstrip('/')}/{quote(name + WEIGHTS_SUFFIX)}{mark}{query}"
 
 
 def _by_hand(name: str, path: Path) -> str:
-    """Return how to download the weights with a browser."""
+    """Return instructions for downloading the weights with a browser."""
     return f"open {entry_of(name).page} in a browser and save the file ({entry_of(name).digest}) as {escape(path)}"
 
 
 def _fault_of(file: IO[bytes], path: Path, expected: Digest) -> str:
-    """Return how the digest of an open file differs from the expected one, "" if it does not."""
+    """Describe how the digest of an open file differs from the expected one; "" if it does not."""
     digits = _digests_of_open(file, path, expected.kind)[expected.kind]
     return "" if digits == expected.digits else f"the {expected.kind} is {digits}, not {expected.digits}"
 
 
 def open_weights(path: str | os.PathLike[str]) -> IO[bytes]:
-    """Return the file at ``path``, opened for reading; raises WeightsError if it cannot be read."""
+    """Open the file at ``path`` for reading. Raises WeightsError if it cannot be read."""
     try:
         return io.BufferedReader(open_regular(path))
-    except (OSError, ValueError) as error:  # ValueError: a zero byte in the name
+    except (OSError, ValueError) as error:  # a null byte in the name raises ValueError
         raise _unreadable(path, error) from None
 
 
 def md5_of(path: str | os.PathLike[str]) -> str:
-    """Return the md5 of the file at ``path`` as 32 hexadecimal digits; raises WeightsError if it cannot be read."""
+    """Return the MD5 of the file at ``path`` as 32 hexadecimal digits. Raises WeightsError if it cannot be read."""
     with open_weights(path) as file:
         return _digests_of_open(file, path, "md5")["md5"]
 
 
 def digests_of(path: str | os.PathLike[str]) -> dict[str, str]:
-    """Return "md5" and "sha256" of the file at ``path``, hexadecimal; raises WeightsError if it cannot be read."""
+    """Return "md5" and "sha256" of the file at ``path``, hexadecimal. Raises WeightsError if it cannot be read."""
     with open_weights(path) as file:
         return _digests_of_open(file, path, "md5", "sha256")
 
 
 def _digests_of_open(file: IO[bytes], path: str | os.PathLike[str], *kinds: str) -> dict[str, str]:
-    """Return digests of an open file by their kinds, and leave it at its end."""
+    """Read an open file to its end; return its digests by kind."""
     digests = {kind: hashlib.new(kind, usedforsecurity=kind != "md5") for kind in kinds}
     try:
         while piece := file.read(READ_BYTES):

@@ -1,4 +1,4 @@
-"""The description of its network in a weights file: how it is read, and compared with what a caller asks for."""
+"""Reads the description of the network in a weights file, and compares it with requested settings."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from zoo.config.record import NetworkRecord, parse_record
 from zoo.config.section import check_extent
 from zoo.errors import WeightsError, join_names, nearest, shorten_repr
 
-# Settings that change no weights, or only the classifier.
+# Settings that do not change weights, or only those of the classifier.
 FREE_SETTINGS = {
     *("num_classes", "memory", "weight_init", "weight_gain_multiplier"),
     *("dilation", "output_stride", "pooling_size", "dropout", "drop_path_rate", "grid_bits"),
 }
-# Settings of layers, which `zoo.convert.transfer` reconciles.
+# Settings of layers that `zoo.convert.transfer` reconciles.
 TRANSFERABLE = ("norm", "activation", "activation_param")
 MAX_SHOWN_NAME = 100  # characters
 ASKED_BY_NETWORK = "the network that it is loaded into"
@@ -29,9 +29,10 @@ REMEDY = "take the weights alone with zoo.weights.read_state_dict(FILE), or ask 
 def parse_description(
     content: Mapping[Any, Any], source: str
 ) -> tuple[NetworkRecord, Experiment | None] | tuple[None, None]:
-    """Return the record in the content of a weights file, and the experiment if it is a checkpoint of this package.
+    """Return the record in the content of a weights file, and its experiment if it is a checkpoint of this package.
 
-    Both are None for files of other programs. Raises WeightsError for a wrong record, ConfigError for wrong settings.
+    Both are None for files of other programs. Raises WeightsError for an invalid record, ConfigError for invalid
+    settings.
     """
     network = content.get("network")
     if not isinstance(content.get("state_dict"), dict) or not _is_description(network):
@@ -46,14 +47,14 @@ def parse_description(
 
 
 def parse_network(network: Mapping[str, Any], source: str) -> NetworkRecord:
-    """Return the record that the value under "network" in a weights file describes.
+    """Parse the value under "network" in a weights file.
 
-    Raises WeightsError, which names ``source`` and the key, for everything that no weights file of this package holds.
+    Raises WeightsError, naming ``source`` and the key, for anything that this package does not write.
     """
     check_extent({key: value for key, value in network.items() if key != "class_names"}, source, WeightsError)
     arch = str(network.get("arch"))
     section = spec_class(arch)
-    # A description without these could be one of another program.
+    # A description without these could come from another program.
     required = ("arch", "options", *(TRANSFERABLE if section is NetworkSpec else ()))
     if missing := [key for key in required if key not in network]:
         raise WeightsError(f"{source}: network: lacks {join_names(missing)}; {REMEDY}")
@@ -72,7 +73,7 @@ def parse_network(network: Mapping[str, Any], source: str) -> NetworkRecord:
 
 
 def _is_description(network: Any) -> TypeGuard[dict[str, Any]]:
-    """Return whether what is under "network" is a spec, right or wrong; other trainers have settings there."""
+    """Return whether the value under "network" is a spec, valid or not, and not another trainer's settings."""
     return isinstance(network, dict) and not network.keys().isdisjoint(NetworkSpec.model_fields)
 
 
@@ -85,18 +86,18 @@ def check_same_network(
     is_body: bool = False,
     may_transfer: bool = False,
 ) -> None:
-    """Raise WeightsError if ``wanted`` (settings as `NetworkSpec` has them) contradicts the spec of a file.
+    """Raise WeightsError if the settings ``wanted`` contradict the spec of a file.
 
-    Keys that are not in ``wanted`` are not compared. These differences are allowed: `FREE_SETTINGS`, "inplace" beside
-    "sync", and with ``may_transfer`` `TRANSFERABLE`. Of external networks only the architecture is compared, since it
-    is unknown which arguments of their builders change weights.
+    Keys that are not in ``wanted`` are not compared. These may differ: `FREE_SETTINGS`, "inplace" and "sync", and with
+    ``may_transfer`` also `TRANSFERABLE`. For external networks only the architecture is compared, since it is unknown
+    which arguments of their builders change weights.
 
     Args:
     - `spec`: the network of the file.
-    - `wanted`: the settings that are asked for.
+    - `wanted`: the requested settings, with the keys of `NetworkSpec`.
     - `where`: the file, in the message.
-    - `asked_by`: what ``wanted`` comes from, in the message.
-    - `is_body`: whether ``wanted`` is a DeepLab, whose body gets the weights.
+    - `asked_by`: the origin of ``wanted``, in the message.
+    - `is_body`: whether ``wanted`` is a DeepLab whose body gets the weights.
     - `may_transfer`: whether `zoo.convert.transfer` will reconcile norms and activation.
     """
     wanted = _flat(_settings_of_body(wanted, spec) if is_body else wanted)
@@ -109,7 +110,7 @@ def check_same_network(
         for key, value in wanted.items()
         if key not in FREE_SETTINGS and not (may_transfer and key in TRANSFERABLE) and not _agree(stored, key, value)
     ]
-    if any(key == "arch" for key, *_ in differences):  # options of another architecture cannot be compared
+    if any(key == "arch" for key, *_ in differences):  # options of different architectures cannot be compared
         differences = [difference for difference in differences if difference[0] in ("arch", "norm", "activation")]
     if not differences:
         return
@@ -131,7 +132,7 @@ def settings_of_network(spec: Spec) -> dict[str, Any]:
 
 
 def default_options(arch: str) -> dict[str, Any]:
-    """Return all options of an architecture; none of a network of another package, whose defaults are unknown."""
+    """Return all options of an architecture; none for networks of other packages, because defaults are unknown."""
     return ARCHITECTURES[arch].options().model_dump() if arch in ARCHITECTURES else {}
 
 
@@ -143,12 +144,12 @@ def complete_settings(
     is_body: bool = False,
     may_transfer: bool = True,
 ) -> dict[str, Any]:
-    """Return the settings of a network, ``wanted``, completed by the settings that a weights file describes.
+    """Complete the settings ``wanted`` of a network with the settings that a weights file describes.
 
     Args:
     - `file`: the network of the file.
     - `wanted`, `where`, `may_transfer`: see `check_same_network`.
-    - `is_body`: whether the file is for the body of a segmentation network, which has the norm and stem of the file.
+    - `is_body`: whether the file is for the body of a segmentation network. The network then gets its norm and stem.
 
     Raises WeightsError if ``wanted`` contradicts the file.
     """
@@ -162,9 +163,9 @@ def complete_settings(
 
 
 def _settings_of_body(settings: Mapping[str, Any], spec: Spec) -> dict[str, Any]:
-    """Return the settings of a segmentation network's body, for a comparison with the spec of a body's file.
+    """Return the settings of a segmentation network's body, for comparison with the spec of a file for the body.
 
-    If the file's architecture has the same tensors as the body, its name is used.
+    Uses the name of the file's architecture if that architecture has the same tensors as the body.
     """
     body = ARCHITECTURES[settings["arch"]].structure["body"]
     fits = spec.arch in ARCHITECTURES and has_same_tensors(spec.arch, body)
@@ -175,7 +176,7 @@ def _settings_of_body(settings: Mapping[str, Any], spec: Spec) -> dict[str, Any]
 
 
 def _flat(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return settings with the options beside the others."""
+    """Flatten settings: options become keys beside the other settings."""
     return {**{key: value for key, value in settings.items() if key != "options"}, **settings.get("options", {})}
 
 

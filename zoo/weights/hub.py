@@ -1,7 +1,7 @@
-"""Networks on the Hugging Face Hub: ``hf-hub:OWNER/NAME`` and ``hf-hub:OWNER/NAME@REVISION``, as timm calls them.
+"""Networks on the Hugging Face Hub, by timm's names ``hf-hub:OWNER/NAME`` and ``hf-hub:OWNER/NAME@REVISION``.
 
-A repository has the weights in model.safetensors, and in config.json the network: ours in "network", timm's in
-"architecture" and "model_args". No other file is read, and none is unpickled.
+A repository has weights in model.safetensors, and a network in config.json: ours in "network", timm's in "architecture"
+and "model_args". No other file is read, and nothing is unpickled.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ CONFIG, WEIGHTS = "config.json", "model.safetensors"
 MAX_CONFIG_BYTES = 2**24
 PART = r"\w(?:[\w.-]*\w)?"
 NAME = re.compile(rf"{HUB_PREFIX}(?P<repository>{PART}/{PART})(?:@(?P<revision>[\w./-]+))?", re.ASCII)
-TIMM_NAME = re.compile(r"[\w.]+", re.ASCII)  # no prefix such as hf-hub:, with which timm reads another repository
+TIMM_NAME = re.compile(r"[\w.]+", re.ASCII)  # no prefix such as hf-hub:, or timm would read another repository
 
 
 def is_repository(name: str) -> bool:
@@ -38,17 +38,17 @@ def is_repository(name: str) -> bool:
 
 
 def check_hub_installed(where: object) -> None:
-    """Raise ConfigError if the package huggingface_hub is not installed; ``where`` is what needs it."""
+    """Raise ConfigError if the package huggingface_hub is not installed. ``where`` names what needs it."""
     if find_spec("huggingface_hub") is None:
         what = "the Hugging Face Hub needs the package huggingface_hub, which is not installed"
         raise ConfigError(what, where, "pip install huggingface_hub safetensors")
 
 
 def fetch_from_hub(name: str) -> tuple[Path, NetworkRecord]:
-    """Return the weights file of a repository on the Hub, and the record of its network.
+    """Download a repository from the Hub; return its weights file and the record of its network.
 
-    Both files come from the same commit. They are downloaded into the cache of huggingface_hub. If the Hub cannot be
-    reached, or $HF_HUB_OFFLINE or $ZOO_OFFLINE is 1, the files in the cache are used.
+    Both files come from the same commit and go into the cache of huggingface_hub. Uses the cached files if the Hub
+    cannot be reached, or if $HF_HUB_OFFLINE or $ZOO_OFFLINE is 1.
 
     Raises ConfigError for a malformed name, and WeightsError for files that are unavailable or do not describe a
     network.
@@ -64,13 +64,13 @@ def fetch_from_hub(name: str) -> tuple[Path, NetworkRecord]:
 
 
 def _download(name: str, repository: str, file: str, revision: str | None) -> Path:
-    """Return the path of a file of a repository in the cache; raises WeightsError if it is unavailable."""
+    """Download a file of a repository; return its path in the cache. Raises WeightsError if it is unavailable."""
     from huggingface_hub import constants, hf_hub_download
 
     offline = is_offline() or constants.HF_HUB_OFFLINE
     try:
         return Path(hf_hub_download(repository, file, revision=revision, local_files_only=offline, library_name="zoo"))
-    except Exception as error:  # of the package, or of its HTTP client
+    except Exception as error:  # the package and its HTTP client raise various errors
         what = f"{file} of {repository} cannot be fetched: {reason_of(error)}"
         remedy = "check the name and the revision; log in with hf auth login if the repository is private or gated"
         raise WeightsError(what, name, remedy) from error
@@ -82,7 +82,7 @@ def reason_of(error: Exception) -> str:
 
 
 def _read_json(path: Path, name: str) -> dict[str, Any]:
-    """Return the JSON object in a file of the Hub."""
+    """Read the JSON object in a file from the Hub."""
     try:
         if path.stat().st_size > MAX_CONFIG_BYTES:
             raise ValueError(f"it has more than {MAX_CONFIG_BYTES:,} bytes")
@@ -95,9 +95,9 @@ def _read_json(path: Path, name: str) -> dict[str, Any]:
 
 
 def parse_config(config: Mapping[str, Any], source: str) -> NetworkRecord:
-    """Return the record of the network that a config.json describes, ours or timm's.
+    """Parse a config.json, ours or timm's, into the record of its network.
 
-    Raises WeightsError, which names ``source`` and the key, for anything else.
+    Raises WeightsError, naming ``source`` and the key, for anything else.
     """
     network = config.get("network")
     if isinstance(network, dict):
@@ -106,13 +106,13 @@ def parse_config(config: Mapping[str, Any], source: str) -> NetworkRecord:
     if not isinstance(name, str) or not TIMM_NAME.fullmatch(name):
         what = f"architecture = {shorten_repr(name)} is not the name of a network of timm"
         raise WeightsError(what, source, "only networks of zoo and timm are read from the Hub")
-    cfg, options = config.get("pretrained_cfg", config), config.get("model_args", {})  # the first form had all in one
+    cfg, options = config.get("pretrained_cfg", config), config.get("model_args", {})  # in early files, one dict
     if not isinstance(cfg, dict) or not isinstance(options, dict):
         raise WeightsError("pretrained_cfg and model_args are not both objects", source, "ask its owner")
     check_extent(options, source, WeightsError)
     content = {
         "arch": f"timm:{name}",
-        "options": {key: value for key, value in options.items() if key != "num_classes"},  # timm repeats it there
+        "options": {key: value for key, value in options.items() if key != "num_classes"},  # timm repeats it here
         "num_classes": config.get("num_classes", cfg.get("num_classes", 1000)),
         "class_names": _class_names(config.get("label_names", cfg.get("label_names"))),
     }
@@ -127,6 +127,6 @@ def parse_config(config: Mapping[str, Any], source: str) -> NetworkRecord:
 
 
 def _class_names(names: Any) -> list[str] | None:
-    """Return the names of the outputs, escaped; None if they are not given as a list."""
+    """Return the escaped names of the outputs; None if they are not given as a list."""
     is_list = isinstance(names, list) and all(isinstance(name, str) for name in names)
     return [escape(name) for name in names] if is_list else None

@@ -1,4 +1,4 @@
-"""Loads a state dict into a network completely, or raises an error that names every difference."""
+"""Loads a complete state dict into a network, or raises an error that names every difference."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ logger = logging.getLogger("zoo")
 
 
 COUNTER = "num_batches_tracked"
-MAX_KEYS = 5  # named in a message per kind of difference
+MAX_KEYS = 5  # keys that a message names per kind of difference
 PLAIN_DTYPES = {torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.complex64, torch.complex128}
 PLAIN_DTYPES |= {torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.bool}
 ClassifierOutcome = Literal["loaded", "dropped", "kept", "none"]
@@ -27,15 +27,15 @@ ClassifierOutcome = Literal["loaded", "dropped", "kept", "none"]
 
 @dataclass(frozen=True)
 class LoadReport:
-    """What `load_state_dict` did. What a user may not expect is logged, too.
+    """What `load_state_dict` did. Surprising outcomes are also logged.
 
     Args:
     - `source`: name of the file in messages.
     - `num_loaded`: number of loaded tensors.
     - `classifier`: "loaded"; "dropped" if the network has no classifier; "kept" if the network keeps its own because
       the number of classes differs; "none" if neither has one.
-    - `initial`: modules that the file has no tensors for and that keep their initial values: head and cls of a DeepLab
-      whose body got the weights of a classification network.
+    - `initial`: modules without tensors in the file, which keep their initial values: head and cls of a DeepLab whose
+      body got the weights of a classification network.
     """
 
     source: str
@@ -50,8 +50,8 @@ class LoadReport:
 def load_state_dict(model: nn.Module, state_dict: Mapping[str, Tensor], *, source: str) -> LoadReport:
     """Copy ``state_dict`` into ``model`` and return a report; ``source`` names the file in messages.
 
-    Missing batch counters become 0. The classifier of the file is not loaded if the model has none, or one with another
-    number of classes. This and negative scales of in-place norms are logged.
+    Missing batch counters become 0. The classifier of the file is not loaded if the model has none, or if the numbers
+    of classes differ; this is logged. Negative scales of in-place norms are logged, too.
 
     Raises WeightsError and leaves the model unchanged if another key is missing or unexpected, if a shape or a kind of
     number differs, or if a tensor is sparse, quantized or nested.
@@ -59,7 +59,7 @@ def load_state_dict(model: nn.Module, state_dict: Mapping[str, Tensor], *, sourc
     of_network = model.state_dict()
     state_dict = _checked(model, state_dict, source)
     used, complete, classifier = _matched(model, of_network, state_dict, source)
-    # Do everything that can fail before the first value of the network changes.
+    # Everything that can fail comes before the first change to the network.
     of_file = {key: tensor.to(of_network[key].dtype) for key, tensor in used.items()}
     model.load_state_dict(complete | of_file)
     report = LoadReport(source, len(of_file), classifier)
@@ -75,11 +75,11 @@ def check_fits(model: nn.Module, state_dict: Mapping[str, Tensor], *, source: st
 
 
 def fit_input(state_dict: Mapping[str, Tensor], model: nn.Module) -> Mapping[str, Tensor]:
-    """Return the state dict with its first filters adapted to the network's input channels.
+    """Adapt the filters of the first convolution in a state dict to the network's input channels.
 
-    Filters of red, green and blue are summed for one channel, so that a gray image gives the output of three equal
-    channels. For other numbers of channels they are repeated and scaled by 3 / channels, which keeps the sum over equal
-    channels. A state dict that needs no change is returned unchanged.
+    For one channel, the filters of red, green and blue are summed, so that a gray image gives the same output as three
+    equal channels. For other numbers of channels they are repeated and scaled by 3 / channels, which preserves the sum
+    over equal channels. Returns the state dict itself if it needs no change.
     """
     in_chans = model.in_chans if isinstance(model, Network) else 3
     key = model.input_weight() if isinstance(model, Network) and in_chans != 3 else None
@@ -95,12 +95,12 @@ def fit_input(state_dict: Mapping[str, Tensor], model: nn.Module) -> Mapping[str
 
 def is_segmentation(keys: Iterable[str]) -> bool:
     """Return whether the keys belong to a segmentation network, with a body and a head."""
-    # Ignore batch counters, which the caller may have filled in from the network.
+    # Ignores batch counters: the caller may have filled them in from the network.
     return {"body", "head"} <= {key.partition(".")[0] for key in keys if not key.endswith(COUNTER)}
 
 
 def count_outputs(state_dict: Mapping[str, Tensor], network: type[Network], source: str) -> int:
-    """Return the number of outputs of the classifier in a state dict of a family, 0 if there is none.
+    """Return the number of outputs of the classifier in a state dict of a family; 0 if there is none.
 
     Raises WeightsError, naming ``source``, for a weight without dimensions.
     """
@@ -108,7 +108,7 @@ def count_outputs(state_dict: Mapping[str, Tensor], network: type[Network], sour
 
 
 def num_rows(state_dict: Mapping[str, Tensor], key: str, source: str) -> int:
-    """Return the number of outputs of the layer with this weight, 0 if there is none; WeightsError as above."""
+    """Return the number of outputs of the layer with the weight ``key``; 0 if there is none. Raises WeightsError."""
     weight = state_dict.get(key)
     if weight is not None and weight.ndim == 0:
         what = f"{key} is a single number, but the weight of a classifier has the shape (classes, features)"
@@ -117,12 +117,12 @@ def num_rows(state_dict: Mapping[str, Tensor], key: str, source: str) -> int:
 
 
 def _family_of(model: nn.Module) -> type[Network]:
-    """Return the class that knows the classifier's keys; `Network` for modules of users."""
+    """Return the class that knows the keys of the classifier; `Network` for users' modules."""
     return type(model) if isinstance(model, Network) else Network
 
 
 def _checked(model: nn.Module, state_dict: Mapping[str, Tensor], source: str) -> Mapping[str, Tensor]:
-    """Return the state dict of a file with the keys of the model's class; WeightsError for odd tensors."""
+    """Rename the keys of a file to those of the model's class. Raises WeightsError for unsupported tensors."""
     _refuse_odd_tensors(state_dict, source)
     return _family_of(model).rename_keys(state_dict)
 
@@ -130,15 +130,15 @@ def _checked(model: nn.Module, state_dict: Mapping[str, Tensor], source: str) ->
 def _matched(
     model: nn.Module, of_network: Mapping[str, Tensor], state_dict: Mapping[str, Tensor], source: str
 ) -> tuple[dict[str, Tensor], dict[str, Tensor], ClassifierOutcome]:
-    """Return what to load into ``model``, whose state dict is ``of_network``; raises WeightsError for differences.
+    """Match a file's state dict with ``of_network``, the state dict of ``model``.
 
-    These are the tensors of the file that are used; the same, completed with the network's own tensors and with
-    counters of 0; and ``classifier`` of `LoadReport`.
+    Returns the tensors of the file that are used; the same tensors, completed with the network's own tensors and with
+    counters of 0; and ``classifier`` of `LoadReport`. Raises WeightsError for differences.
     """
     state_dict = fit_input(state_dict, model)
     network = _family_of(model)
     root = network.classifier_name.partition(".")[0]
-    # A backbone may have no part of the head that the classifier is in.
+    # A backbone may lack the whole head that contains the classifier.
     has_root = any(key.startswith(f"{root}.") for key in of_network)
     prefix = f"{network.classifier_name if has_root else root}."
     classifier = _compare_classifiers(state_dict, of_network, prefix, network.linear_name)
@@ -152,7 +152,7 @@ def _matched(
 
 
 def _refuse_odd_tensors(of_file: Mapping[str, Tensor], source: str) -> None:
-    """Raise WeightsError for tensors that a network cannot hold, such as sparse or quantized ones."""
+    """Raise WeightsError for tensors that a network cannot hold, such as sparse or quantized tensors."""
     odd = [
         f"{key} ({tensor.dtype}, {tensor.layout})"
         for key, tensor in of_file.items()
@@ -167,7 +167,7 @@ def _refuse_odd_tensors(of_file: Mapping[str, Tensor], source: str) -> None:
 def _compare_classifiers(
     of_file: Mapping[str, Tensor], of_network: Mapping[str, Tensor], prefix: str, linear_name: str
 ) -> ClassifierOutcome:
-    """Return what to do with the classifier of the file, whose keys begin with ``prefix``."""
+    """Decide what to do with the classifier of the file. Its keys begin with ``prefix``."""
     own, others = ({key for key in keys if key.startswith(prefix)} for keys in (of_network, of_file))
     if not own:
         return "dropped" if others else "none"
@@ -210,7 +210,7 @@ def _check_same(of_file: Mapping[str, Tensor], of_network: Mapping[str, Tensor],
 
 
 def _advice(of_file: Mapping[str, Tensor], of_network: Mapping[str, Tensor], model: nn.Module) -> str:
-    """Return what to do with a file that does not fit."""
+    """Return the remedy for a file that does not fit."""
     if is_segmentation(of_file) and not is_segmentation(of_network):
         return (
             "these are the weights of a segmentation network, with a body and a head: pass them to deeplab_* or "
@@ -245,7 +245,7 @@ def _kind(tensor: Tensor) -> str:
 
 
 def log_classifier(report: LoadReport, num_in_file: int, num_own: int) -> None:
-    """Log that the classifier of a file was not loaded; the arguments are the classes of the file and the network."""
+    """Log that the classifier of a file was not loaded, with the numbers of classes of the file and the network."""
     if report.classifier == "dropped":
         logger.info("%s: the classifier was not loaded because the network has none", report.source)
     if report.classifier == "kept":

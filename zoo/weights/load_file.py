@@ -1,4 +1,4 @@
-"""Loads the content of a weights file into a network, after a comparison of their descriptions."""
+"""Loads the content of a weights file into a network after comparing their descriptions."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ def load_stored(model: nn.Module, stored: StoredWeights, asked_by: str = ASKED_B
     """Load the content of a weights file into ``model``; return a report.
 
     Loading is strict, with two exceptions. The file's classifier is dropped, with a warning, if the model has none or
-    one with another number of classes. A segmentation network loads the weights of a classification network into its
-    body, see `load_body`. If file and model both have a spec, these must agree: weights trained with another activation
-    or norm have the same shapes, but compute something else. Raises WeightsError if the file does not fit; the model is
-    then unchanged. See `check_same_network` for ``asked_by``.
+    if the numbers of classes differ. A segmentation network loads the weights of a classification network into its
+    body, see `load_body`. If file and model both have a spec, the specs must agree: weights trained with another
+    activation or norm have the same shapes, but compute something else. Raises WeightsError, and leaves the model
+    unchanged, if the file does not fit. See `check_same_network` for ``asked_by``.
     """
     if isinstance(model, SegmentationNetwork) and not is_segmentation(stored.state_dict):
         return load_body(model, stored, asked_by)
@@ -41,9 +41,9 @@ def load_stored(model: nn.Module, stored: StoredWeights, asked_by: str = ASKED_B
 
 
 def count_classes(state_dict: Mapping[str, Tensor], spec: Spec, source: str) -> int:
-    """Return the number of classes of a state dict for the network of ``spec``, 0 if it has no classifier.
+    """Return the number of classes of a state dict for the network of ``spec``; 0 if it has no classifier.
 
-    Raises WeightsError, naming ``source``, as `count_outputs` does.
+    Raises WeightsError, naming ``source``, like `count_outputs`.
     """
     if not isinstance(spec, ExternalSpec):
         return count_outputs(state_dict, network_class(spec.arch), source)
@@ -51,9 +51,9 @@ def count_classes(state_dict: Mapping[str, Tensor], spec: Spec, source: str) -> 
 
 
 def _load_external(model: nn.Module, built_as: ExternalSpec, stored: StoredWeights) -> LoadReport:
-    """Load a file into the network of another package. A classifier with other classes is not loaded.
+    """Load a file into a network of another package, except for a classifier with another number of classes.
 
-    A network without classifier, such as a headless one of timm, may also lack the layers before the classifier.
+    A network without classifier, such as a headless network of timm, may also lack the layers before the classifier.
     """
     source, own, of_file = stored.source, model.state_dict(), stored.state_dict
     two, three = _with_two_and_three_classes(built_as)
@@ -73,8 +73,8 @@ def _load_external(model: nn.Module, built_as: ExternalSpec, stored: StoredWeigh
 def _with_two_and_three_classes(spec: ExternalSpec) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """Return state dicts of an external network with 2 and 3 classes, on the meta device.
 
-    They differ in the classifier, which has another name in each network. Both are empty if the number of classes is no
-    argument of the network's builder.
+    Their difference is the classifier, which has another name in each network. Both are empty if the network's builder
+    has no argument for the number of classes.
     """
     try:
         two, three = (build_on_meta(spec.model_copy(update={"num_classes": number})) for number in (2, 3))
@@ -88,9 +88,9 @@ def _keys_of_classifier(two: Mapping[str, Tensor], three: Mapping[str, Tensor]) 
 
 
 def _count_classes(state_dict: Mapping[str, Tensor], two: Mapping[str, Tensor], three: Mapping[str, Tensor]) -> int:
-    """Return the number of classes with which all tensors of the classifier have their shape; 0 if there is none.
+    """Return the number of classes that explains the shapes of all classifier tensors; 0 if there is none.
 
-    A tensor may have several rows per class, as the boxes of a detector have.
+    A tensor may have several rows per class, like the boxes of a detector.
     """
     numbers = set()
     for key in _keys_of_classifier(two, three):
@@ -105,8 +105,8 @@ def _count_classes(state_dict: Mapping[str, Tensor], two: Mapping[str, Tensor], 
 def load_body(model: SegmentationNetwork, stored: StoredWeights, asked_by: str = ASKED_BY_NETWORK) -> LoadReport:
     """Load the weights of a classification network into the body of ``model``; log and return a report.
 
-    The file's classifier is dropped; head and cls keep their values. A `wider_resnet*_a2` accepts the weights of the
-    plain form. Raises WeightsError as `load_weights` does, also for a file of another body.
+    Drops the file's classifier; head and cls keep their values. A `wider_resnet*_a2` accepts the weights of the plain
+    form. Raises WeightsError like `load_weights`, also for a file of another body.
     """
     source, built_as = stored.source, model.built_as
     if built_as is not None and stored.spec is not None:

@@ -28,22 +28,22 @@ ZIP_MAGIC = b"PK\x03\x04"
 # Keys under which trainers save the state dict: this package and most others; many examples; torchvision and timm;
 # PySlowFast.
 STATE_DICT_KEYS = "state_dict", "model_state_dict", "model", "model_state"
-# Keys of moving averages of the weights, which are what a trainer validates: this package; timm; torchvision, ConvNeXt.
+# Keys of moving averages of the weights (trainers validate the average): this package; timm; torchvision, ConvNeXt.
 AVERAGE_KEYS = "ema", "state_dict_ema", "model_ema"
 # Prefixes of wrappers: DataParallel and DistributedDataParallel; torch.compile. They may be nested in any order.
 WRAPPERS = "module.", "_orig_mod."
 NUM_AVERAGED = "n_averaged"  # the counter of torch.optim.swa_utils.AveragedModel
 COUNTERS_OF_THOP = "total_ops", "total_params"  # buffers that this package leaves in each layer
 GIT_LFS = b"version https://git-lfs"
-PARTS = "body", "head", "cls"  # of the published segmentation model, one state dict each
-# torch's message about a function or class that weights_only does not allow.
+PARTS = "body", "head", "cls"  # the published segmentation model has one state dict for each part
+# torch's message about a function or class that weights_only forbids.
 REFUSED = re.compile(r"GLOBAL (\S+) (?:was not an allowed|whose module)")
 DIRECTORY = 0x10  # MS-DOS attribute of a zip entry
-LEGACY_PICKLES = 5  # at the beginning of a file in the format before zip; the storages follow
+LEGACY_PICKLES = 5  # pickles at the start of a file in the format before zip; the storages follow
 ALLOCATES = re.compile(r"(?:builtins|__builtin__) bytearray|torch\S* (?:\w*Tensor|UntypedStorage|TypedStorage)")
-# dtype strings of numpy without the byte order.
+# numpy's dtype strings without byte order.
 NUMBER_TYPE = re.compile(r"[iuf][248]|[iub]1|f16", re.ASCII)
-SLACK_BYTES = 2**18  # for zip directories, which are read twice
+SLACK_BYTES = 2**18  # allowance for zip directories: they are read twice
 # Until July 2018 the norm classes wrapped a second module: bn1.bn.weight. A DenseNet key such as convs1.0.bn.weight
 # has a number before its bn and stays; convs1.0.bn.bn.weight loses one level.
 WRAPPED_NORM = re.compile(
@@ -57,28 +57,28 @@ class Oversized(ValueError):
 
 
 def read_checkpoint(path: str | os.PathLike[str]) -> dict[Any, Any]:
-    """Return the whole dict stored in the file at ``path``, with its tensors on the CPU.
+    """Load the whole dict stored in the file at ``path``, with tensors on the CPU.
 
-    Reads `torch.save` files, in the zip format or the earlier one, that contain tensors, plain Python values and numpy
-    scalars, and safetensors files if the package safetensors is installed. Takes about as much memory as the file has
-    bytes. Raises WeightsError for any other file. A file that would run code is refused, and none of it runs.
+    Reads `torch.save` files (in zip or legacy format) with tensors, plain Python values and numpy scalars, and
+    safetensors files if the package safetensors is installed. Takes about as much memory as the file has bytes. Raises
+    WeightsError for any other file. Refuses files that would run code, without running any of it.
     """
     with open_weights(path) as file:
         return _content_of(file, Path(path))
 
 
 def read_published(name: str) -> dict[Any, Any]:
-    """Return the dict stored in the file of the published weights ``name``, downloading it if necessary.
+    """Load the dict stored in the file of the published weights ``name``; download it if necessary.
 
-    Raises ConfigError and WeightsError as `open_published` and `read_checkpoint` do.
+    Raises the errors of `open_published` and `read_checkpoint`.
     """
     with open_published(name) as file:
         return _content_of(file, weights_path(name))
 
 
 def _content_of(file: IO[bytes], path: Path) -> dict[Any, Any]:
-    """Return the dict stored in an open file; ``path`` is for messages."""
-    # A file that is called .safetensors is never unpickled, even if it holds a pickle.
+    """Load the dict stored in an open file; ``path`` is for messages."""
+    # A file named .safetensors is never unpickled, even if it contains a pickle.
     first = file.read(len(GIT_LFS))
     if first == GIT_LFS:
         what = "the file is a pointer of Git LFS, not the weights themselves"
@@ -92,21 +92,21 @@ def _content_of(file: IO[bytes], path: Path) -> dict[Any, Any]:
 
 
 def read_state_dict(path: str | os.PathLike[str]) -> dict[str, Tensor]:
-    """Return the state dict stored in the file at ``path``, on the CPU, with today's keys.
+    """Load the state dict stored in the file at ``path``, on the CPU, with current keys.
 
     - The file holds a state dict, or a trainer's dict with a state dict under one of `STATE_DICT_KEYS`.
-    - If the trainer's dict has a moving average of the weights under one of `AVERAGE_KEYS`, it is returned instead,
-      because training validated it. The log says so.
+    - If the trainer's dict has a moving average of the weights under one of `AVERAGE_KEYS`, the average is returned
+      instead, because training validated it. This is logged.
     - Three state dicts "body", "head" and "cls", as in the published segmentation model, are joined.
     - The prefixes "module." and "_orig_mod.", and the ".bn" level of old norms are dropped.
 
-    Raises WeightsError for anything else, as `read_checkpoint` does.
+    Raises WeightsError for anything else, like `read_checkpoint`.
     """
     return extract_state_dict(read_checkpoint(path), path)
 
 
 def extract_state_dict(content: dict[Any, Any], path: str | os.PathLike[str]) -> dict[str, Tensor]:
-    """Return the state dict in the ``content`` of a weights file, as `read_state_dict`; ``path`` is for messages."""
+    """Return the state dict in the ``content`` of a file, see `read_state_dict`; ``path`` is for messages."""
     trained = next((key for key in STATE_DICT_KEYS if isinstance(content.get(key), dict)), None)
     # In a bare state dict, such a key is the name of a tensor.
     averages = [each for each in AVERAGE_KEYS if isinstance(content.get(each), dict if trained is None else object)]
@@ -137,14 +137,14 @@ def extract_state_dict(content: dict[Any, Any], path: str | os.PathLike[str]) ->
 
 
 def published_keys(state_dict: dict[str, Tensor], source: str) -> dict[str, Tensor]:
-    """Return ``state_dict`` with today's keys: without prefixes of wrappers and the old .bn level of norms.
+    """Return ``state_dict`` with current keys: without prefixes of wrappers and the old .bn level of norms.
 
-    Prefixes are dropped if all keys have one; torch.compile of a part of a network prefixes only some.
+    Drops a prefix if all keys have it. torch.compile of a part of a network adds its prefix to some keys only.
 
     Raises WeightsError, naming the ``source``, if two keys become the same.
     """
     keys = {key: key for key in state_dict}
-    # Of no keys, all have any prefix.
+    # all() is True for an empty dict.
     while keys and (prefix := next((p for p in WRAPPERS if all(key.startswith(p) for key in keys.values())), "")):
         keys = {key: plain.removeprefix(prefix) for key, plain in keys.items()}
     renamed: dict[str, Tensor] = {}
@@ -158,13 +158,11 @@ def published_keys(state_dict: dict[str, Tensor], source: str) -> dict[str, Tens
 
 
 def load_bounded(file: IO[bytes]) -> Any:
-    """Return the content of an open `torch.save` file: tensors, plain Python values and numpy scalars, nothing else.
+    """Load an open `torch.save` file of tensors, plain Python values and numpy scalars, and nothing else.
 
-    An argparse.Namespace of such values becomes an object without them.
-
-    No code in the file is run. Raises Oversized if the content takes more memory than the file has bytes. A
-    damaged file can raise nearly any exception. If the file has checksums, as all zip files of `torch.save` by default,
-    damage always raises one.
+    An argparse.Namespace becomes an object without its values. No code in the file is run. Raises Oversized if the
+    content takes more memory than the file has bytes. A damaged file can raise nearly any exception. Damage always
+    raises one if the file has checksums, which zip files of `torch.save` have by default.
     """
     file.seek(0)
     if file.read(4) == ZIP_MAGIC:
@@ -180,11 +178,11 @@ def load_bounded(file: IO[bytes]) -> Any:
         for _ in range(LEGACY_PICKLES):
             _check_pickle(file)
     file.seek(0)
-    metered: Any = _MeteredFile(file)  # has the methods of a file that torch uses
-    # Names that the user has allowed are left out, so that they stay allowed when the context ends.
+    metered: Any = _MeteredFile(file)  # implements the file methods that torch uses
+    # Leaves out names that the user has allowed, so that they stay allowed when the context ends.
     allowed = [item for item in _replaced_globals() if item not in torch.serialization.get_safe_globals()]
     with torch.serialization.safe_globals(allowed), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # about other pickle protocols and TorchScript, which load or raise
+        warnings.simplefilter("ignore")  # other pickle protocols and TorchScript warn, and then load or raise
         return torch.load(metered, map_location="cpu", weights_only=True)
 
 
@@ -195,7 +193,7 @@ def _check_archive(archive: zipfile.ZipFile) -> None:
     """
     entries = archive.infolist()
     for entry in entries:
-        if entry.external_attr & DIRECTORY:  # torch reads nothing and returns uninitialized memory
+        if entry.external_attr & DIRECTORY:  # torch would read nothing and return uninitialized memory
             raise zipfile.BadZipFile(f"{truncate(entry.filename)} is a directory")
         if entry.compress_type != zipfile.ZIP_STORED or entry.compress_size != entry.file_size:
             raise Oversized(
@@ -207,10 +205,10 @@ def _check_archive(archive: zipfile.ZipFile) -> None:
 
 
 def _check_pickle(pickled: IO[bytes]) -> None:
-    """Raise Oversized if a pickle calls a class that allocates as much memory as a number in the pickle says.
+    """Raise Oversized if a pickle calls a class that allocates as much memory as a number in the pickle requests.
 
-    torch's weights_only allows such calls. `torch.save` itself writes one only for dtypes without a storage class, such
-    as float8, which no network supports. Raises ValueError if the file is not at a pickle.
+    torch's weights_only allows such calls. `torch.save` writes them only for dtypes without a storage class, such as
+    float8, which no network supports. Raises ValueError if the file is not positioned at a pickle.
     """
     names = {str(argument) for opcode, argument, _ in pickletools.genops(pickled) if opcode.name == "GLOBAL"}
     if allocating := next(filter(ALLOCATES.fullmatch, names), None):
@@ -218,9 +216,9 @@ def _check_pickle(pickled: IO[bytes]) -> None:
 
 
 class _MeteredFile:
-    """An open file that raises Oversized once more bytes have been read from it than it has.
+    """An open file that raises Oversized when more bytes are read from it than it has.
 
-    A pickle can refer to one part of a file by many names, and torch reads it into new memory for each name.
+    A pickle can refer to one part of a file by many names, and torch reads the part into new memory for each name.
     """
 
     def __init__(self, file: IO[bytes]) -> None:
@@ -264,7 +262,7 @@ class _NumberType:
     def to_dtype(self) -> np.dtype[Any]:
         if not NUMBER_TYPE.fullmatch(self._name) or self._order not in ("<", ">", "=", "|"):
             raise ValueError(f"{truncate(self._name)} is not a numeric dtype")
-        order: Any = self._order  # one of the literals of numpy
+        order: Any = self._order  # one of numpy's literals
         return np.dtype(self._name).newbyteorder(order)
 
 
@@ -277,14 +275,14 @@ def _number_of(kind: _NumberType | np.dtype[Any], content: bytes) -> Any:
 
 
 class _Namespace:
-    """Replaces argparse.Namespace while unpickling, in which trainers store their options; forgets its values."""
+    """Replaces argparse.Namespace while unpickling (trainers store their options in one); drops its values."""
 
     def __setstate__(self, state: object) -> None:
         pass
 
 
 def _replaced_globals() -> list[Callable[..., Any] | tuple[Callable[..., Any], str]]:
-    """Return replacements for the globals in the pickles of a numpy scalar, of numpy 1 and 2, and of a Namespace."""
+    """Return replacements for the globals in pickles of numpy scalars (numpy 1 and 2) and of a Namespace."""
     scalars = [(_number_of, f"{module}.scalar") for module in ("numpy.core.multiarray", "numpy._core.multiarray")]
     return [(_NumberType, "numpy.dtype"), *scalars, (_Namespace, "argparse.Namespace")]
 
@@ -302,7 +300,7 @@ def _load_or_refuse(file: IO[bytes], path: Path) -> Any:
 
 
 def _text_of(head: bytes) -> str:
-    """Return the first bytes of a file as text; "" if they are none."""
+    """Return the first bytes of a file as text; "" if they are not printable text."""
     with suppress(UnicodeDecodeError):
         text = head.decode().strip()
         return text if all(char.isprintable() or char.isspace() for char in text) else ""
@@ -321,14 +319,14 @@ def _load_error(path: Path, error: Exception) -> WeightsError:
         )
         return WeightsError(what, path, "ask its author to save model.state_dict() with torch.save")
     if isinstance(error, pickle.UnpicklingError):
-        message = message.partition("\n\n")[2] or message  # drops the advice to load without weights_only
+        message = message.partition("\n\n")[2] or message  # drop the advice to load without weights_only
     reason = next(iter(message.splitlines()), "").split(". ")[0]
     what = f"the file is not a weights file, or it is damaged or truncated ({type(error).__name__}: {truncate(reason)})"
     return WeightsError(what, path, "download it again")
 
 
 def _join_parts(content: dict[Any, Any]) -> dict[Any, Any]:
-    """Return one dict with the keys body.KEY, head.KEY and cls.KEY of a DeepLab; other content unchanged."""
+    """Join the parts of a DeepLab into one dict with keys body.KEY, head.KEY and cls.KEY; return others unchanged."""
     if not all(isinstance(content.get(part), dict) for part in PARTS):
         return content
     joined = {f"{part}.{key}": value for part in PARTS for key, value in content[part].items()}

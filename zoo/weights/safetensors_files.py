@@ -1,4 +1,4 @@
-"""Safetensors files: tensors, with the description of their network in the header. Nothing in them can run code."""
+"""Safetensors files: tensors, with the description of their network in the header. They cannot contain code."""
 
 from __future__ import annotations
 
@@ -14,28 +14,28 @@ from zoo.config.record import NetworkRecord
 from zoo.errors import WeightsError, shorten_repr, truncate
 
 SUFFIX = ".safetensors"
-MAX_HEADER_BYTES = 10**8  # of the format
-# Keys of the header's metadata, whose values are text; other programs expect the format "pt" there.
+MAX_HEADER_BYTES = 10**8  # limit of the format
+# Keys of the header's metadata. Values are text; other programs expect "format": "pt".
 FORMAT, NETWORK = "format", "network"
 
 
 def is_safetensors(head: bytes) -> bool:
-    """Return whether a file with these first bytes is a safetensors file: the length of its JSON header, and ``{``."""
+    """Return whether a file starts like a safetensors file: with the length of its JSON header, and ``{``."""
     return head[8:9] == b"{" and int.from_bytes(head[:8], "little") <= MAX_HEADER_BYTES
 
 
 def check_installed(where: object = "") -> None:
-    """Raise WeightsError if the package safetensors is not installed; ``where`` is the file that needs it."""
+    """Raise WeightsError if the package safetensors is not installed. ``where`` is the file that needs it."""
     if find_spec("safetensors") is None:
         what = "safetensors files need the package safetensors, which is not installed"
         raise WeightsError(what, where, "pip install safetensors")
 
 
 def read_safetensors(path: Path) -> dict[str, Any]:
-    """Return the content of a safetensors file, with the keys of other weights files.
+    """Load a safetensors file; return its content with the keys of other weights files.
 
-    That is the state dict, or if the header describes the network, a dict with "state_dict" and "network". Raises
-    WeightsError for a damaged file, and if the package safetensors is not installed.
+    The content is the state dict, or if the header describes the network, a dict with "state_dict" and "network".
+    Raises WeightsError for a damaged file, and if the package safetensors is not installed.
     """
     check_installed(path)
     from safetensors import safe_open
@@ -43,7 +43,7 @@ def read_safetensors(path: Path) -> dict[str, Any]:
     try:
         with safe_open(path, framework="pt") as file:
             metadata: Mapping[str, str] = file.metadata() or {}
-            # The tensors are views of the mapped file, which another program could truncate.
+            # Copies the tensors: they are views of the mapped file, and another program could truncate it.
             state_dict = {key: file.get_tensor(key).clone() for key in file.keys()}  # noqa: SIM118
     except Exception as error:  # the package has its own exceptions
         reason = truncate(error)
@@ -67,11 +67,11 @@ def _network(text: str, path: Path) -> dict[str, Any]:
 
 
 def safetensors_bytes(state_dict: Mapping[str, Tensor], record: NetworkRecord | None = None) -> bytes:
-    """Return the bytes of a safetensors file, which other programs read as a plain state dict.
+    """Return the bytes of a safetensors file. Other programs read it as a plain state dict.
 
     Args:
     - `state_dict`: the tensors; tensors that share memory are written in full under each key.
-    - `record`: description of the network for the header; None: none.
+    - `record`: description of the network for the header, or None.
 
     Raises WeightsError for tensors that the format does not support, and if the package safetensors is not installed.
     """

@@ -41,7 +41,7 @@ class StoredWeights:
     - `state_dict`: its tensors.
     - `record`: the network, which fits the tensors, and its images; None if the file does not describe it.
     - `content`: the whole content.
-    - `experiment`: the settings that a checkpoint of this package was trained with; None for other files.
+    - `experiment`: the settings that trained a checkpoint of this package; None for other files.
     - `published`: the name of published weights.
     """
 
@@ -64,7 +64,7 @@ class StoredWeights:
 
     @property
     def num_parameters(self) -> int:
-        """Number of parameters: all values except the norms' running statistics and batch counters."""
+        """Number of parameters, that is, of all values except running statistics and batch counters of norms."""
         return sum(tensor.numel() for key, tensor in self.state_dict.items() if not key.endswith(NORM_BUFFERS))
 
     def warn_of_assumptions(self, spec: Spec) -> None:
@@ -84,12 +84,12 @@ class StoredWeights:
 
 
 def read_weights(path_or_name: str | os.PathLike[str]) -> StoredWeights:
-    """Return the content of a weights file, of published weights, or of a repository on the Hugging Face Hub.
+    """Read a weights file, published weights, or a repository on the Hugging Face Hub.
 
-    Both latter are downloaded if needed. Published weights are read once, and verified before anything is loaded. The
-    tensors of other files are compared with the description of the network, which is then built on the meta device.
-    Raises WeightsError if the file is missing, damaged or unsafe, or if its description of the network is invalid or
-    does not fit its tensors.
+    Downloads published weights and repositories if needed. Published weights are verified before anything is loaded.
+    For other files, builds the described network on the meta device and compares it with the tensors. Raises
+    WeightsError if the file is missing, damaged or unsafe, or if its description is invalid or does not fit its
+    tensors.
     """
     name = published_name(path_or_name)
     if name is not None:
@@ -115,7 +115,7 @@ def read_weights(path_or_name: str | os.PathLike[str]) -> StoredWeights:
 
 def _check_description(state_dict: Mapping[str, Tensor], spec: Spec, source: str) -> None:
     """Raise WeightsError if the tensors of a file do not fit its description or its number of classes."""
-    # The classifier of an external network may have any name; `check_fits_spec` compares all shapes.
+    # The classifier of an external network may have any name; `check_fits_spec` compares all shapes instead.
     network = None if isinstance(spec, ExternalSpec) else network_class(spec.arch)
     num_in_tensors = spec.num_classes if network is None else count_outputs(state_dict, network, source)
     if num_in_tensors != spec.num_classes:
@@ -132,9 +132,9 @@ def _check_description(state_dict: Mapping[str, Tensor], spec: Spec, source: str
 def check_fits_spec(state_dict: Mapping[str, Tensor], spec: Spec, source: str) -> None:
     """Raise WeightsError unless a state dict fits the network of a spec.
 
-    The network is built on the meta device, so a small file cannot request a large network. The number of tensors is
-    compared first, because thousands of blocks take seconds, and millions hours, to build even there. Any number of
-    image channels is accepted. Raises ConfigError for an unknown architecture or unknown options.
+    Builds the network on the meta device, so that a small file cannot request a large network. Compares the number of
+    tensors first, because even there thousands of blocks take seconds to build, and millions hours. Accepts any number
+    of image channels. Raises ConfigError for an unknown architecture or unknown options.
     """
     if not isinstance(spec, ExternalSpec):
         depth = depth_of(architecture(spec.arch), spec.options)

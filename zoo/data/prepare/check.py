@@ -18,7 +18,7 @@ class Findings(NamedTuple):
 
     Args:
     - `faults`: a message for each image that would stop a run, and one if no image has a class.
-    - `absent`: which classes occur in no image; "" if all of them occur.
+    - `absent`: a message that names the classes without images; "" if there are none.
     """
 
     faults: list[str]
@@ -26,7 +26,7 @@ class Findings(NamedTuple):
 
 
 def check_images(dataset: ImageDataset, title: str, workers: int) -> Findings:
-    """Return the faults of a data set, after drawing each image once, and the classes that no image has.
+    """Draw each image of a data set once; return the faults, and the classes that no image has.
 
     Raises Unreachable if a file system or a server does not deliver images.
 
@@ -41,7 +41,7 @@ def check_images(dataset: ImageDataset, title: str, workers: int) -> Findings:
         if isinstance(result, str):
             faults.append(result)
         else:
-            counts[result[result < len(counts)]] += 1  # a data set of one's own may name fewer classes, or none
+            counts[result[result < len(counts)]] += 1  # a user's data set may name fewer classes, or none
     absent = dataset.describe_absent(counts.tolist())
     if len(counts) and not counts.any() and len(faults) < len(dataset):
         return Findings([*faults, f"{dataset.root}: no {dataset.class_unit} has a class; {absent}"], "")
@@ -49,10 +49,10 @@ def check_images(dataset: ImageDataset, title: str, workers: int) -> Findings:
 
 
 def _check(dataset: ImageDataset, index: int) -> np.ndarray | str:
-    """Return the classes of an image, or what would stop a run."""
+    """Return the classes of an image, or the message of an error that would stop a run."""
     try:
         return dataset.classes_in(index, dataset[0, index])
-    except Unreachable:  # the other images would wait and fail in the same way
+    except Unreachable:  # all other images would wait and fail in the same way
         raise
     except DataError as error:
         return str(error)

@@ -1,4 +1,4 @@
-"""Output folders of commands and of the cache, which are renamed into place when they are complete."""
+"""Output folders of commands and of the cache. They are renamed into place when they are complete."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ DIGEST_CHARS = 12
 
 
 def cached_folder(name: str, build: Callable[[Path], None], made_of: bytes) -> Path:
-    """Return the folder NAME-DIGEST of `zoo.files.cache_dir`; create it with ``build(folder)`` if it does not exist.
+    """Return the folder NAME-DIGEST in `zoo.files.cache_dir`; create it with ``build(folder)`` if it does not exist.
 
-    The folder is built under a temporary name and renamed, so several processes may build it at once. Raises DataError
-    if it cannot be written.
+    Builds the folder under a temporary name and renames it, so that several processes may build it at once. Raises
+    DataError if it cannot be written.
 
     Args:
     - `name`: NAME.
@@ -48,12 +48,12 @@ def cached_folder(name: str, build: Callable[[Path], None], made_of: bytes) -> P
 
 @contextmanager
 def complete_folder(target: Path) -> Iterator[Path]:
-    """Yield a new folder, TARGET.unfinished, which is renamed to ``target`` when the block ends.
+    """Creates a folder TARGET.unfinished, yields it, and renames it to ``target`` when the block ends.
 
-    If the block raises, the folder is removed; a killed process leaves it behind. Raises DataError unless ``target``
-    does not exist or is an empty folder, and if files cannot be written.
+    If the block raises, removes the folder; a killed process leaves it behind. Raises DataError if ``target`` exists
+    and is not an empty folder, and if files cannot be written.
     """
-    target = target.resolve()  # "." has no name, and a link is not replaced
+    target = target.resolve()  # "." has no name; a link must not be replaced
     unfinished = target.with_name(f"{target.name}.unfinished")
     try:
         if target.exists() and not (target.is_dir() and not any(target.iterdir())):

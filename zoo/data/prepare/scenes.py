@@ -43,7 +43,7 @@ class Scene(NamedTuple):
 
 
 def unpack_scenes() -> Path:
-    """Return the folder with train/ and val/, each with images/ and labels/, created in the cache on first use.
+    """Return the folder with train/ and val/, each with images/ and labels/. Created in the cache on first use.
 
     The layout is "folders" of `zoo.data.segmentation.label_maps`, with classes.txt. Its folder garments/ has class
     folders in train/ and val/, with images of 48 x 48 px of one garment each. Raises DataError if the folder cannot be
@@ -65,7 +65,7 @@ def scenes(split: str) -> Iterator[Scene]:
 
 
 def single_garments(split: str) -> Iterator[tuple[int, np.ndarray]]:
-    """Yield the class, from 0, and an image (48, 48, 3) uint8 of each garment of ``split``, in order."""
+    """Yield the class (from 0) and the image (48, 48, 3), uint8, of each garment of ``split``, in order."""
     with np.load(ARCHIVE, allow_pickle=False) as archive:
         garments = archive[split]
     for number, of_class in enumerate(garments):
@@ -86,7 +86,7 @@ def _build(tree: Path) -> None:
         for name in CLASSES:
             (tree / GARMENTS_DIR / split / name).mkdir(parents=True)
         for position, (number, image) in enumerate(single_garments(split)):
-            file = f"{position % NUM_GARMENTS[split]:03}.png"  # sorted by class, equally many of each
+            file = f"{position % NUM_GARMENTS[split]:03}.png"  # garments are sorted by class, with equal numbers
             Image.fromarray(image).save(tree / GARMENTS_DIR / split / CLASSES[number] / file)
     (tree / "classes.txt").write_text("\n".join(SCENE_CLASSES) + "\n", encoding="utf-8")
     shutil.copyfile(LICENSE, tree / LICENSE.name)
@@ -100,7 +100,7 @@ def _ground(rng: Random, side: int) -> Scene:
 
 
 def _paint(scene: Scene, garment: np.ndarray, number: int, cell: tuple[int, int], rng: Random) -> None:
-    """Draw a garment (28, 28) of class ``number`` into a cell (row, column) of the scene, which is mutated."""
+    """Draw a garment (28, 28) of class ``number`` into a cell (row, column) of the scene. Modifies the scene."""
     side = rng.randint(*GARMENT_PX)
     places = (start * CELL_PX + rng.randint(0, CELL_PX - side) for start in cell)
     place = tuple(slice(start, start + side) for start in places)
@@ -113,7 +113,7 @@ def _paint(scene: Scene, garment: np.ndarray, number: int, cell: tuple[int, int]
 
 
 def _silhouette(garment: np.ndarray) -> Image.Image:
-    """Return a mask of the garment, 0 or 255: all pixels that dark pixels do not connect with the border."""
+    """Return a mask of the garment, 0 or 255: all pixels that no path of dark pixels connects to the border."""
     bright = Image.fromarray(np.where(garment > SILHOUETTE_THRESHOLD, 255, 0).astype(np.uint8))
     padded = ImageOps.expand(bright, 1)
     ImageDraw.floodfill(padded, (0, 0), 128)

@@ -1,7 +1,7 @@
-"""Class-uniform sampling: rare classes occur in as many training crops as frequent ones.
+"""Class-uniform sampling: rare classes occur in as many training crops as frequent classes.
 
-Paper: "In-Place Activated BatchNorm", section 4.2. Draws a class uniformly, then an image that contains it, then a
-pixel of that class, then a crop that contains the pixel. Void is not a class.
+Draws a class uniformly, then an image that contains it, then a pixel of that class, then a crop that contains the
+pixel. Void is not a class. Source: In-Place Activated BatchNorm, section 4.2.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from zoo.files import cache_dir, file_lock, write_bytes
 logger = logging.getLogger(__name__)
 
 FOLDER = "class-index"
-VERSION = b"1"  # of the index's format
+VERSION = b"1"  # version of the index format
 
 
 class ClassUniform:
     """Draws a class and an image that contains it.
 
-    Classes that no image contains are never drawn, which is logged. Raises DataError if no image contains any class.
+    Classes that no image contains are never drawn, and are logged. Raises DataError if no image contains any class.
 
     Args:
     - `found`: the training images.
@@ -73,8 +73,8 @@ def load_class_index(found: LabeledImages, *, workers: int = 0) -> np.ndarray:
     """Return whether each image contains each class, (images, classes) bool, from the cache or from all label maps.
 
     The cache key covers the classes and the names, sizes and modification times of the label maps. One of several
-    processes reads, with ``workers`` threads, and the others wait. Raises DataError for a label map that cannot be
-    read, and if the cache cannot be written to.
+    processes reads the label maps, with ``workers`` threads, and the others wait. Raises DataError for a label map that
+    cannot be read, and if the cache cannot be written.
     """
     try:
         file = cache_dir() / FOLDER / f"{_digest(found)}.npy"
@@ -99,7 +99,7 @@ def _build(found: LabeledImages, workers: int) -> np.ndarray:
 
 
 def _held_classes(found: LabeledImages, label: str) -> np.ndarray:
-    """Return whether each class has a pixel in a label map. The ignore label is larger than any class."""
+    """Return for each class whether a label map has a pixel of it. The ignore label is larger than any class."""
     classes = read_label(found.root / label, found.table)
     return np.bincount(classes.ravel(), minlength=len(found.classes))[: len(found.classes)] > 0
 

@@ -37,9 +37,9 @@ Split = Literal["train", "val"]
 
 NUM_IDS = 2**16
 ALLOWED = "correct the file, network.num_classes or segmentation.ignore_label"
-NO_CLASS = -1  # entry of an id that a label map must not contain
+NO_CLASS = -1  # table entry of an invalid id
 
-# Ids and names of the classes of the Cityscapes benchmark, in the order of the classes.
+# Ids and names of the classes of the Cityscapes benchmark, in class order.
 CITYSCAPES = {
     7: "road", 8: "sidewalk", 11: "building", 12: "wall", 13: "fence", 17: "pole", 19: "traffic light",
     20: "traffic sign", 21: "vegetation", 22: "terrain", 23: "sky", 24: "person", 25: "rider", 26: "car", 27: "truck",
@@ -60,7 +60,7 @@ COCO_STUFF = (
     "wall-other", "wall-panel", "wall-stone", "wall-tile", "wall-wood", "water-other", "waterdrops", "window-blind",
     "window-other", "wood",
 )  # fmt: skip
-FIRST_STUFF = 91  # value of the first stuff class in a stuffthingmap, one below its number
+FIRST_STUFF = 91  # value of the first stuff class in a stuffthingmap, one less than its number
 COCO_UNLABELED = 255
 
 
@@ -88,9 +88,9 @@ class _Layout(NamedTuple):
 
     Args:
     - `splits`: names of the training and the validation set.
-    - `images`: folder of the images, with {split} in place of the name of the split.
+    - `images`: folder of the images; {split} stands for the name of the split.
     - `labels`: candidate folders of the label maps; the first that exists is used.
-    - `image_endings`: endings of image files, after the stem that an image shares with its label map.
+    - `image_endings`: endings of image files after the stem; an image and its label map share the stem.
     - `label_ending`: ending of label maps, after the same stem.
     - `classes`: (DATA, folder of the label maps, number of classes, ignore label) -> names and table of the classes.
     """
@@ -106,8 +106,8 @@ class _Layout(NamedTuple):
 def labeled_images(data: Path, split: Split, layout: str, num_classes: int, ignore_label: int) -> LabeledImages:
     """Return the pairs of images and label maps of ``split``.
 
-    Only file names and the names of the classes are read. Raises DataError if a folder is missing or has no image, or
-    if files have no counterpart, and ConfigError unless the data set has ``num_classes`` classes.
+    Reads only file names and class names. Raises DataError if a folder is missing or has no image, or if files have no
+    counterpart. Raises ConfigError unless the data set has ``num_classes`` classes.
 
     Args:
     - `layout`: a key of `LAYOUTS`.
@@ -153,7 +153,7 @@ def labeled_images(data: Path, split: Split, layout: str, num_classes: int, igno
 def read_pair(image: str | Path, label: str | Path, table: np.ndarray) -> tuple[Image.Image, np.ndarray]:
     """Return an image as 8-bit RGB and the classes of its pixels, (H, W) int32; see `read_label`.
 
-    The EXIF orientation is applied to neither. Raises DataError if a file cannot be read, or if their sizes differ.
+    Ignores the EXIF orientation of both. Raises DataError if a file cannot be read, or if their sizes differ.
     """
     pixels, classes = read_image(image), read_label(label, table)
     height, width = classes.shape
@@ -178,7 +178,7 @@ def read_label(path: str | Path, table: np.ndarray) -> np.ndarray:
 
 
 def _ids(image: ImageFile.ImageFile) -> np.ndarray:
-    """Return the ids of a label map, before its pixels are decoded; ValueError unless it is a PNG file of ids."""
+    """Return the ids of an opened label map. Raises ValueError, before decoding, unless it is a PNG file of ids."""
     if image.format != "PNG":
         raise ValueError(f"it is a {image.format} file, and label maps are PNG files")
     if image.mode in ("RGB", "RGBA", "LA"):
@@ -191,14 +191,14 @@ def _ids(image: ImageFile.ImageFile) -> np.ndarray:
     ids = np.asarray(image)
     if ids.dtype.kind not in "bui" or ids.ndim != 2 or ids.min() < 0 or ids.max() >= NUM_IDS:
         raise ValueError(f"it holds no ids between 0 and {NUM_IDS - 1} (mode {image.mode})")
-    # A boolean array would be a mask, not indices.
+    # A boolean array would index as a mask.
     return ids.astype(np.uint8) if ids.dtype.kind == "b" else ids // spread if spread > 1 else ids
 
 
 def _by_key(root: Path, endings: Sequence[str]) -> tuple[dict[str, str], list[str]]:
-    """Return the files below ``root`` with one of the ``endings``, by their stems, sorted; and the other files.
+    """Return the files below ``root`` with one of the ``endings``, by their stems, sorted, and the other files.
 
-    Of files that differ only in their ending, the last one is returned.
+    If files differ only in their ending, returns the last of them.
     """
     names, skipped = find_names(root, endings)
     found: dict[str, str] = {}
@@ -212,7 +212,7 @@ def _by_key(root: Path, endings: Sequence[str]) -> tuple[dict[str, str], list[st
 
 
 def _folder_classes(data: Path, labels: str, num_classes: int, ignore_label: int) -> tuple[list[str], np.ndarray]:
-    """Return the names in DATA/classes.txt, or numbers without it, and a table of the classes and the ignore label."""
+    """Return the names in DATA/classes.txt, otherwise numbers, and a table of the classes and the ignore label."""
     file = data / "classes.txt"
     names = [str(number) for number in range(num_classes)]
     if file.exists():

@@ -1,4 +1,4 @@
-"""Loaders of images and label maps. Batches have the same bits with any number of workers."""
+"""Loaders of images and label maps. Batches are bit-identical with any number of workers."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from zoo.data.sources.location import DataPath, require_local
 from zoo.data.transforms.classification import Drawn
 from zoo.errors import DataError, escape
 
-MASK_VALUE = 255  # of the foreground in the masks that many tools write
+MASK_VALUE = 255  # value of the foreground in masks that many tools write
 MASK_HINT = f"{MASK_VALUE} is void: write 1 in place of {MASK_VALUE} in masks of 0 and {MASK_VALUE}"
 
 PairTransform = Callable[[Image.Image, np.ndarray, Pixel | None, Random], tuple[Tensor, Tensor]]
@@ -38,7 +38,7 @@ class LabeledFolder(ImageDataset):
     - `transform`: (image, classes, pixel that the crop must contain, generator) -> tensor and target. The generator is
       seeded by (seed, epoch, index).
     - `ignore_label`: the target of void pixels.
-    - `uniform`: draws the image of each sample, from the same generator; None for image ``index``.
+    - `uniform`: draws the image of each sample from the same generator; None uses image ``index``.
     - `seed`: seed of the random numbers.
     """
 

@@ -1,6 +1,6 @@
 """Transforms of an image together with its label map.
 
-Images are resized bilinearly, label maps to the nearest pixel, because the mean of two classes is a third one.
+Images are resized bilinearly, label maps by nearest neighbor: the mean of two class numbers is another class.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class SegmentationVal:
     """The validation transform: image -> normalized (3, h, w). Classes (H, W) become int64 and are not resized.
 
     Args:
-    - `mean`, `std`: of red, green and blue, for values from 0 to 1.
+    - `mean`, `std`: mean and standard deviation of red, green and blue, for values from 0 to 1.
     - `longest_side`: the longer side after resizing, px, see `scale_to_longest_side`; None keeps the size.
     """
 
@@ -98,8 +98,8 @@ class SegmentationVal:
 def scale_to_longest_side(image: Image.Image, longest_side: int) -> Image.Image:
     """Return ``image`` resized bilinearly to a longer side of ``longest_side`` px.
 
-    Both sides are truncated products of floats, as in the original project's script, with which the published network
-    was scored. At 2048 px, one image size in nine therefore gets a longer side of 2047 px.
+    Both sides are truncated products of floats, as in the original project's script that scored the published network.
+    At 2048 px, one image size in nine therefore gets a longer side of 2047 px.
 
     Raises DataError if the result would have no pixels or too many.
     """
@@ -144,7 +144,7 @@ class _Axis(NamedTuple):
 
 
 def _drawn_axis(side: int, factor: float, crop: int, pixel: int | None, generator: Random) -> _Axis:
-    """Return a random extent of ``crop`` pixels, which contains the resized ``pixel`` if one is given."""
+    """Draw an extent of ``crop`` pixels that contains the resized ``pixel``, if given."""
     scaled = max(1, round(side * factor))
     least, most = 0, max(0, scaled - crop)
     if pixel is not None:

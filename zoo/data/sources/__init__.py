@@ -1,1 +1,1 @@
-"""Where images are read from: class folders, shards, and shards on a server."""
+"""Sources of images: class folders, shards, and shards on a server."""

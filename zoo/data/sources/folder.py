@@ -1,4 +1,4 @@
-"""Class folders as a source of classified images, as `zoo.data.sources.shards` is for tar files."""
+"""Class folders as a source of classified images; `zoo.data.sources.shards` is the same for tar files."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from zoo.data.reading import read_bytes
 from zoo.data.sources.scan import scan_folder
 from zoo.errors import DataError
 
-MAX_SIZES = 1000  # files whose sizes are read: network storage takes minutes for a million files
+MAX_SIZES = 1000  # number of files whose sizes are read: network storage takes minutes for a million files
 
 
 def source_digest(classes: Sequence[str], names: np.ndarray, details: Sequence[np.ndarray] = ()) -> str:
@@ -34,7 +34,7 @@ def sizes_digest(file_name: Callable[[int], str], count: int) -> str:
 
 
 class FolderSource:
-    """The images of class folders, see `zoo.data.sources.scan.scan_folder`, whose errors it raises.
+    """The images of class folders, see `zoo.data.sources.scan.scan_folder`. Raises the same errors.
 
     Names and targets are numpy arrays, because a forked worker copies the page of every Python object that it touches.
 
@@ -46,9 +46,9 @@ class FolderSource:
     - `targets`: class indices of the images, (n,).
     """
 
-    # Further arrays that identify the images: none, as the names contain the classes.
+    # No further arrays are needed to identify the images: names contain the classes.
     details: Sequence[np.ndarray] = ()
-    remedy = "replace or remove the file"  # of an unusable image
+    remedy = "replace or remove the file"  # for an unusable image
 
     def __init__(self, root: Path, allow_empty_classes: bool = False) -> None:
         self.root = root
@@ -60,7 +60,7 @@ class FolderSource:
         return read_bytes(os.path.join(self.root, os.fsdecode(self.names[index])))
 
     def order(self, generator: torch.Generator, window: int | None) -> Tensor:
-        """Return a random permutation of the images; DataError for a ``window``, which needs shards."""
+        """Return a random permutation of the images. Raises DataError for a ``window``, because it needs shards."""
         if window is not None:
             what = f"input.shuffle_shards = {window} needs shards, not class folders"
             raise DataError(what, self.root, "remove the key, or create shards with zoo data shard")

@@ -1,4 +1,4 @@
-"""Index files, which have the position of each image in a folder of shards.
+"""Index files with the position of each image in a folder of shards.
 
 The index of the folder DATA/train is the file DATA/train.index, in numpy's .npz format; the index of a read-only folder
 is in the cache.
@@ -29,23 +29,23 @@ REINDEX_HINT = "remove it, and it is written again"
 
 
 class Index(NamedTuple):
-    """Header and arrays of an index, an entry per image, see `zoo.data.sources.shards.write_shard_index`."""
+    """Header and arrays (one entry per image) of an index, see `zoo.data.sources.shards.write_shard_index`."""
 
     header: dict[str, Any]
     arrays: dict[str, np.ndarray]
 
 
 def parse_index(content: bytes, where: object) -> Index:
-    """Return the index in ``content``; DataError if it is damaged, or if its names and numbers are impossible.
+    """Parse the index in ``content``. Raises DataError if it is damaged, or if names and numbers are impossible.
 
-    Checksums detect damage, not malice, because anyone can write an index.
+    Checksums detect damage, not malice: anyone can write an index.
     """
     try:
         with np.load(io.BytesIO(content), allow_pickle=False) as file:
             arrays = dict(file)
         header = json.loads(arrays.pop("header").item())
         _check(header, arrays)
-    except Exception as error:  # a damaged file can raise nearly any
+    except Exception as error:  # a damaged file can raise nearly any error
         raise DataError(f"the index cannot be used: {truncate(error)}", where, REINDEX_HINT) from error
     return Index(header, arrays)
 
@@ -74,7 +74,7 @@ def _check_range(arrays: Mapping[str, np.ndarray], name: str, end: int | np.ndar
 
 
 def _is_shard(fact: list[Any]) -> bool:
-    """Return whether ``fact`` is the name of a file, without a folder, and a size."""
+    """Return whether ``fact`` is a pair of a file name without folder, and a size."""
     name, size = fact
     return (
         os.path.basename(name) == name
@@ -91,7 +91,7 @@ def index_path(root: Path) -> Path:
 
 
 def write_index(path: Path, header: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> None:
-    """Write an index with a JSON ``header`` and one-dimensional arrays; DataError if it cannot be written."""
+    """Write an index with a JSON ``header`` and one-dimensional arrays. Raises DataError if it cannot be written."""
     try:
         with replacing(path) as temporary, temporary.open("wb") as file:
             np.savez(file, header=np.array(json.dumps(header).encode()), **arrays)  # type: ignore[arg-type]

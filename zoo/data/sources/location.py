@@ -1,4 +1,4 @@
-"""Where a data set is: a folder of this machine, the address of one on a server, or a name in another package."""
+"""Location of a data set: a local folder, the address of a folder on a server, or a name in another package."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class RemoteFolder:
 
     Args:
     - `url`: the address without the query.
-    - `query`: the query of a signed web address, from its question mark, which every file in the folder gets.
+    - `query`: the query of a signed web address, from its question mark; appended to the address of every file.
     """
 
     url: str
@@ -67,7 +67,7 @@ def is_web_address(url: str) -> bool:
 
 
 def parse_data_path(text: str | os.PathLike[str] | DataName) -> DataPath | DataName:
-    """Return what ``text`` names: a data set, torchvision:NAME or hf:NAME; an address, PROTOCOL://...; or a path."""
+    """Parse a data set (torchvision:NAME or hf:NAME), an address (PROTOCOL://...), or a path."""
     if isinstance(text, (RemoteFolder, DataName)):
         return text
     name = os.fspath(text)
@@ -79,7 +79,7 @@ def parse_data_path(text: str | os.PathLike[str] | DataName) -> DataPath | DataN
 
 
 def require_local(data: DataPath | DataName) -> Path:
-    """Return ``data``; raise DataError if it is on a server, or the name of a data set."""
+    """Return ``data``. Raises DataError if it is on a server or the name of a data set."""
     if isinstance(data, DataName):
         what = "a data set by name has no folders of files, which this needs"
         raise DataError(what, data, "give a folder, such as one that zoo data shard writes")

@@ -1,7 +1,7 @@
-"""Shards on a server: a web server, S3, Google Cloud Storage, or any other that fsspec knows.
+"""Shards on a server: a web server, S3, Google Cloud Storage, or any other server that fsspec supports.
 
-A shard is fetched when its first image is read, into a folder that all processes of the machine share:
-CACHE/shards/DIGEST, where DIGEST depends on the address and on the index.
+A shard is fetched when its first image is read. All processes of the machine share the folder CACHE/shards/DIGEST,
+where DIGEST depends on the address and on the index.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from zoo.tables import bytes_text, counted
 
 logger = logging.getLogger(__name__)
 
-WAITS_S = (1.0, 2.0, 4.0, 8.0)  # before the next tries to fetch a file
-TIMEOUTS_S = (10.0, 30.0)  # to connect, and between two bytes
+WAITS_S = (1.0, 2.0, 4.0, 8.0)  # delays before retries to fetch a file
+TIMEOUTS_S = (10.0, 30.0)  # connection timeout, and timeout between two bytes
 MAX_READS = 3
 PERMANENT_ERRORS = (MemoryError, ImportError, ValueError, FileNotFoundError, PermissionError, NotADirectoryError)
 FETCH_REMEDY = (
@@ -41,7 +41,7 @@ T = TypeVar("T")
 
 
 class RemoteShards(Shards):
-    """The shards at an address, with an index beside them, as ``zoo data shard`` writes it.
+    """The shards at an address, with the index that ``zoo data shard`` writes beside them.
 
     Raises Unreachable if they cannot be fetched or cached.
 
@@ -89,7 +89,7 @@ def _fetch(address: RemoteFolder, size: int, path: Path) -> None:
 
 
 def _fetch_index(root: RemoteFolder) -> tuple[Index, Path]:
-    """Return the index of the shards, and the folder of the cache for shards of this address and index."""
+    """Fetch the index of the shards; return it and the cache folder for shards of this address and index."""
     address = root.parent / f"{root.name}.index"
     if is_offline():
         raise Unreachable("ZOO_OFFLINE is set", root, "unset it, or give a folder of this machine")
@@ -107,24 +107,24 @@ def _fetch_index(root: RemoteFolder) -> tuple[Index, Path]:
 
 
 def _retry(fetch: Callable[[], T], address: RemoteFolder) -> T:
-    """Return ``fetch()``, which is called again after a fault that may pass; Unreachable if it fails."""
+    """Call ``fetch`` and return its result; retry after transient faults. Raises Unreachable if it fails."""
     try:
         return retry(fetch, lambda error: not isinstance(error, PERMANENT_ERRORS), WAITS_S, address)
     except MemoryError:
         raise
-    except Exception as error:  # each kind of server has errors of its own
+    except Exception as error:  # each kind of server has its own errors
         raise Unreachable(f"the file cannot be fetched: {connection_reason(error)}", address, FETCH_REMEDY) from error
 
 
 @contextmanager
 def _open(address: RemoteFolder) -> Iterator[Any]:
-    """Yield the open file at ``address``. Web servers are read through requests, as fsspec would need aiohttp."""
+    """Opens the file at ``address``. Reads web servers with requests, because fsspec would need aiohttp."""
     if not is_web_address(address.url):
         with fsspec.open(address.url, "rb") as file:
             yield file
         return
     url = f"{address.parent.url}/{quote(address.name)}{address.query}"
-    encoding = {"Accept-Encoding": "identity"}  # the bytes of the file
+    encoding = {"Accept-Encoding": "identity"}  # transfer the bytes of the file without compression
     with requests.get(url, stream=True, timeout=TIMEOUTS_S, headers=encoding) as response:
         if response.status_code in (401, 403, 404, 410):
             raise FileNotFoundError(f"the server answered {response.status_code} {response.reason}")

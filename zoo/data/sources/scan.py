@@ -19,9 +19,8 @@ logger = logging.getLogger(__name__)
 def scan_folder(root: Path, allow_empty_classes: bool = False) -> tuple[list[str], list[bytes], list[int]]:
     """Return the class folders in ``root``, their images relative to ``root``, and the class indices of the images.
 
-    They are sorted by class, folder and name as in torchvision. Raises DataError if ``root`` is missing, cannot be
-    listed, or has no class folder or image. A class without images raises DataError, or is logged with
-    ``allow_empty_classes``.
+    Sorted by class, folder and name as in torchvision. Raises DataError if ``root`` is missing, cannot be listed, or
+    has no class folder or image, and for a class without images, which ``allow_empty_classes`` only logs.
     """
     classes = class_folders(root)
     names, skipped = find_names(root)
@@ -34,7 +33,7 @@ def scan_folder(root: Path, allow_empty_classes: bool = False) -> tuple[list[str
 
 
 def class_folders(root: Path) -> list[str]:
-    """Return the names of the class folders in ``root``, sorted; DataError if it is missing or cannot be listed."""
+    """Return the sorted names of the class folders in ``root``. Raises DataError if it cannot be listed."""
     if not os.path.isdir(root):
         needed = "it needs train/ and val/, each with one folder of images per class"
         if not os.path.isdir(root.parent):
@@ -48,7 +47,7 @@ def class_folders(root: Path) -> list[str]:
 
 
 def find_images(root: Path, endings: Sequence[str] = EXTENSIONS, recursive: bool = True) -> list[Path]:
-    """Return the images in ``root`` and, if ``recursive``, its sub-folders, see `find_names`; DataError if none."""
+    """Return the images in ``root``, with ``recursive`` also in subfolders, see `find_names`. DataError if none."""
     images, skipped = find_names(root, endings, recursive)
     if not images:
         remedy = f"images are files that end in {' '.join(endings)}"
@@ -62,12 +61,12 @@ def find_names(root: Path, endings: Sequence[str] = EXTENSIONS, recursive: bool 
 
     An image is a file with one of the ``endings``, in upper or lower case, that is not hidden. Links are followed, as
     in torchvision, and hidden folders are not searched. The names are sorted by the folder in ``root``, then by the
-    path of the folder, then by name, which determines the index of each image. Raises DataError for a folder that
-    cannot be listed, and for a link to a folder that is searched anyway, whose images would be counted twice.
+    path of the folder, then by name; the order determines the index of each image. Raises DataError for a folder that
+    cannot be listed, and for a link to a folder that is searched anyway: its images would be counted twice.
     """
     lowered = tuple(ending.lower() for ending in endings)
     listed: list[tuple[str, str, list[str]]] = []
-    searched: dict[tuple[int, int], str] = {}  # by device and inode
+    searched: dict[tuple[int, int], str] = {}  # (device, inode) -> folder
     for folder, folders, files in os.walk(root, onerror=_raise_unlistable, followlinks=True):
         status = os.stat(folder)
         first = searched.setdefault((status.st_dev, status.st_ino), folder)
@@ -86,7 +85,7 @@ def find_names(root: Path, endings: Sequence[str] = EXTENSIONS, recursive: bool 
 
 
 def log_skipped(root: Path, names: Sequence[str]) -> None:
-    """Log the number of files in ``root`` that are not read as images, and the first of their ``names``."""
+    """Log the number of files in ``root`` that are not images, and the first of their ``names``."""
     if names:
         logger.warning("skipped %s, the first is %s; %s", counted(len(names), "file"), escape(names[0]), escape(root))
 
@@ -100,7 +99,7 @@ def _raise_unlistable(error: OSError) -> NoReturn:
 
 
 def check_filled(root: DataPath, classes: Sequence[str], targets: Sequence[int], allow_empty_classes: bool) -> None:
-    """Raise DataError unless there are classes, and images of each class; see `scan_folder`."""
+    """Raise DataError unless there are classes and every class has images; see `scan_folder`."""
     extensions = " ".join(EXTENSIONS)
     if not classes or not len(targets):
         what = f"{counted(len(classes), 'class folder')} and no image"

@@ -1,7 +1,7 @@
 """Images in shards: tar files in the format of the webdataset package, with random access to each image.
 
-The members of a sample share a key, their name up to the first dot: KEY.jpg (or another image format) and KEY.cls, the
-number of the class, or KEY.json, which has it under "label". Shards are never unpacked.
+The members of a sample share a key, their name up to the first dot: KEY.jpg (or another image format), and KEY.cls with
+the number of the class, or KEY.json with the number under "label". Shards are never unpacked.
 """
 
 from __future__ import annotations
@@ -42,15 +42,15 @@ from zoo.files import cache_dir, file_lock, open_regular
 logger = logging.getLogger(__name__)
 
 CLASSES_FILE = "classes.txt"  # the names of the classes, one per line
-INDEX_FOLDER = "shard-index"  # of the cache, for shards on read-only file systems
+INDEX_FOLDER = "shard-index"  # cache folder for the indices of shards on read-only file systems
 READ_ONLY = (errno.EACCES, errno.EPERM, errno.EROFS)
-SYSTEM_FOLDER = "__MACOSX"  # of copies of hidden files, which macOS writes into archives
+SYSTEM_FOLDER = "__MACOSX"  # macOS writes copies of hidden files into archives
 PIECE_BYTES = 2**20
 REPLACE = "replace it, or create it anew"
 
 
 class _Member(NamedTuple):
-    """Where a member of a tar file is."""
+    """Position of a member in a tar file."""
 
     offset: int
     size: int
@@ -62,7 +62,7 @@ class _Member(NamedTuple):
 
 
 class _IndexEntry(NamedTuple):
-    """A sample of a shard: its key, where its image and its label are, its class, and the `_checksum` of both."""
+    """A sample of a shard: its key, the positions of image and label, its class, and the `_checksum` of both."""
 
     key: str
     image: _Member
@@ -75,7 +75,7 @@ class Shards:
     """The images of the tar files in ``root``, in the order of the files and of the images in them; see
     `zoo.data.sources.folder.FolderSource`.
 
-    The index beside ``root``, or in the cache if that place is read-only, is written on first use. Raises DataError if
+    Writes an index on first use, beside ``root`` or, if that folder is read-only, in the cache. Raises DataError if
     shards are damaged, if the index does not fit them, or if it cannot be written.
 
     Args:
@@ -90,20 +90,20 @@ class Shards:
         self._begin(root, root, _open_index(root), allow_empty_classes)
 
     def _begin(self, root: DataPath, folder: Path, index: Index, allow_empty_classes: bool) -> None:
-        """Set the state: ``folder`` has the files of ``root``, which messages name."""
+        """Set the state. ``folder`` has the files of ``root``; messages name ``root``."""
         self.root, self._folder, self._index = root, folder, index
         arrays = index.arrays
         self.names, self.targets = arrays["names"], arrays["targets"]
         self._shards = arrays["shards"]
-        self.details = self.targets, arrays["lengths"], arrays["checksums"]  # identify the images besides their names
+        self.details = self.targets, arrays["lengths"], arrays["checksums"]  # with the names, these identify the images
         self.classes = [str(name) for name in self._index.header["classes"]]
         check_filled(root, self.classes, np.unique(self.targets).tolist(), allow_empty_classes)
 
     def read(self, index: int) -> bytes:
         """Return the bytes of image ``index``.
 
-        Raises Unreadable if that is impossible, or if the checksum of the image and its label differs, and Unreachable
-        as for `zoo.data.reading.delivered`.
+        Raises Unreadable if this fails or if the checksum of the image and its label differs. Raises Unreachable like
+        `zoo.data.reading.delivered`.
         """
         arrays = self._index.arrays
         image = _Member(int(arrays["offsets"][index]), int(arrays["lengths"][index]))
@@ -158,7 +158,7 @@ def _names_and_sizes(shards: Sequence[Path]) -> list[list[Any]]:
 
 
 def _open_index(root: Path) -> Index:
-    """Return the index of the shards in ``root``. If it does not exist, one process of several writes it.
+    """Open the index of the shards in ``root``. If it does not exist, one of several processes writes it.
 
     Raises DataError if the index cannot be written or does not fit the shards.
     """
@@ -174,9 +174,9 @@ def _open_index(root: Path) -> Index:
 
 
 def _indexed(root: Path) -> Path:
-    """Return the index file of the shards in ``root``, which is written if it does not exist.
+    """Return the index file of the shards in ``root``; write it if it does not exist.
 
-    It is beside ``root``, or in the cache if the place beside ``root`` is read-only.
+    It is beside ``root``, or in the cache if the folder of ``root`` is read-only.
     """
     path = index_path(root)
     try:
@@ -195,7 +195,7 @@ def _indexed(root: Path) -> Path:
 
 
 def _write_missing(root: Path, path: Path) -> None:
-    """Write the index ``path`` of the shards in ``root``, unless it exists or another process writes it meanwhile."""
+    """Write the index ``path`` of the shards in ``root``, unless it exists or another process writes it first."""
     if path.exists():
         return
     with file_lock(path.with_name(f".{path.name}.lock")):
@@ -219,7 +219,7 @@ def _class_names(root: Path, num_classes: int) -> list[str]:
     path = root / CLASSES_FILE
     if not path.exists():
         return [str(number) for number in range(num_classes)]
-    names = read_names(path, errors="surrogateescape")  # of folders
+    names = read_names(path, errors="surrogateescape")  # the names of folders
     if len(names) < num_classes:
         what = f"an image is of class {num_classes - 1}, but there are only {len(names)} names of classes"
         raise DataError(what, path, "add the missing names, one per line")
@@ -230,13 +230,13 @@ def shard_files(root: Path) -> list[Path]:
     """Return the tar files in the folder ``root``, sorted by name."""
     try:
         names = [entry.name for entry in os.scandir(root) if entry.name.endswith(SHARD_SUFFIX) and entry.is_file()]
-    except OSError:  # the search for images in the folder reports it
+    except OSError:  # reported by the search for images in the folder
         return []
     return [root / name for name in sorted(names) if not name.startswith(".")]
 
 
 def _scan_shard(path: Path) -> Iterator[_IndexEntry]:
-    """Yield the positions of the images in a tar file; DataError if it is damaged or a sample has no class."""
+    """Yield the positions of the images in a tar file. Raises DataError if it is damaged or a sample has no class."""
     skipped: list[str] = []
     try:
         num_bytes = path.stat().st_size
@@ -250,7 +250,7 @@ def _scan_shard(path: Path) -> Iterator[_IndexEntry]:
         raise DataError(f"the shard cannot be read: {error.strerror or error}", path, REPLACE) from error
     except (
         *(tarfile.TarError, ValueError, OverflowError, EOFError),
-        *(RecursionError, MemoryError),  # of headers that refer to each other, or claim a size
+        *(RecursionError, MemoryError),  # from headers that refer to each other, or claim a huge size
     ) as error:
         reason = str(error) or type(error).__name__
         raise DataError(f"the shard cannot be read: {reason}", path, REPLACE) from error
@@ -260,7 +260,7 @@ def _scan_shard(path: Path) -> Iterator[_IndexEntry]:
 def _scan_tar(tar: Any, file: IO[bytes], num_bytes: int, skipped: list[str]) -> Iterator[_IndexEntry]:
     """Yield the positions of the images in an open tar file of ``num_bytes``; append hidden members to ``skipped``.
 
-    Members are forgotten after each sample, because each can hold as much memory as the longest header before it.
+    Drops members after each sample, because each can hold as much memory as the longest header before it.
     """
     sample: dict[str, _Member] = {}
     key = ""
@@ -288,9 +288,9 @@ def _scan_tar(tar: Any, file: IO[bytes], num_bytes: int, skipped: list[str]) -> 
 
 
 def _check_end(file: IO[bytes], offset: int, num_bytes: int) -> None:
-    """Raise DataError unless at least one block of zeros, and nothing else, follows what tarfile takes for the end.
+    """Raise DataError unless the end that tarfile found is followed by blocks of zeros only, at least one.
 
-    tarfile also stops at a truncated or damaged header, and the images behind it would be lost.
+    tarfile also stops at a truncated or damaged header, and the images after it would be lost.
     """
     file.seek(offset)
     is_zero = num_bytes - offset >= tarfile.BLOCKSIZE

@@ -1,1 +1,1 @@
-"""What is done to images for classification: decoding, crops, augmentation, mixing."""
+"""Transforms of images for classification: decoding, crops, augmentation, mixing."""

@@ -17,20 +17,20 @@ from torch.nn import functional as F
 
 from zoo.errors import DataError
 
-# The factors of saturation, brightness and contrast, and the red, green and blue to add.
+# Factors of saturation, brightness and contrast, and the values to add to red, green and blue.
 Colors = tuple[float, ...]
 
 JITTER = 0.4
-GRAY_WEIGHTS = (0.299, 0.587, 0.114)  # of red, green and blue
+GRAY_WEIGHTS = (0.299, 0.587, 0.114)  # weights of red, green and blue
 
 # The principal components of ImageNet's colors and their standard deviations, copied from the original trainer.
 LIGHTING_STD = 0.1
 LIGHTING_VALUES = (0.2175, 0.0188, 0.0045)
 LIGHTING_VECTORS = ((-0.5675, 0.7192, 0.4009), (-0.5808, -0.0045, -0.8140), (-0.5836, -0.6948, 0.4203))
-ERASED_AREAS = (0.02, 1 / 3)  # of random erasing, as a fraction of the image
-ERASED_LOG_RATIOS = (math.log(0.3), math.log(1 / 0.3))  # height / width
+ERASED_AREAS = (0.02, 1 / 3)  # range of the area of random erasing, as a fraction of the image
+ERASED_LOG_RATIOS = (math.log(0.3), math.log(1 / 0.3))  # range of the log of height / width
 ERASE_TRIES = 10
-PAD_MODES = {"zeros": "constant", "reflect": "reflect"}  # from the words of an experiment to the words of torch
+PAD_MODES = {"zeros": "constant", "reflect": "reflect"}  # mode in an experiment -> torch's mode
 
 
 def draw_colors(jitter: bool, lighting: bool, generator: Random) -> Colors | None:
@@ -69,8 +69,8 @@ def finish(images: Tensor, colors: Tensor | None, normalization: Normalization) 
 
     Args:
     - `images`: (N, ..., 3, h, w), uint8, or float32 between 0 and 1. Not mutated.
-    - `colors`: (N, 6), the factors s, b and c and the color to add, for images (N, 3, h, w). With None the result has
-      the bits of torchvision's ToTensor and Normalize.
+    - `colors`: (N, 6), the factors s, b and c and the color to add, for images (N, 3, h, w). With None the result is
+      bit-identical to torchvision's ToTensor and Normalize.
     - `normalization`: mean and standard deviation.
     """
     white = 255 if images.dtype == torch.uint8 else 1
@@ -79,7 +79,7 @@ def finish(images: Tensor, colors: Tensor | None, normalization: Normalization) 
         return images.div(white).sub_(shift).div_(scale)
     saturation, brightness, contrast = (colors[:, place, None, None, None] for place in range(3))
     weights = torch.tensor(GRAY_WEIGHTS, device=images.device)[:, None, None]
-    # Integer sums do not depend on their order, and so not on the number of threads.
+    # Integer sums do not depend on the order of summation, and hence not on the number of threads.
     sums = images.sum(dim=(2, 3), keepdim=True, dtype=torch.int64 if white == 255 else torch.float64)
     mean_gray = (sums * weights.double()).sum(dim=1, keepdim=True).float() / (images[0, 0].numel() * white)
     values = images.float()
@@ -91,7 +91,7 @@ def finish(images: Tensor, colors: Tensor | None, normalization: Normalization) 
 
 
 def pad_crop(image: Tensor, crop: int, pad: int, mode: str, generator: Random) -> Tensor:
-    """Return a random crop (C, crop, crop) of the padded ``image`` (C, h, w); DataError if it is too small.
+    """Return a random crop (C, crop, crop) of the padded ``image`` (C, h, w). Raises DataError if it is too small.
 
     Args:
     - `crop`: side of the crop, px.
@@ -117,11 +117,11 @@ def cut_out(image: Tensor, side: int, generator: Random) -> Tensor:
 
 
 def erase_randomly(image: Tensor, probability: float, mode: str, generator: Random) -> Tensor:
-    """Return a copy of ``image`` (C, h, w) with a rectangle erased with this ``probability``, else ``image`` itself.
+    """With this ``probability``, return a copy of ``image`` (C, h, w) with an erased rectangle, otherwise ``image``.
 
-    The rectangle has the distribution of Zhong et al. 2020, and the draws of timm's RandomErasing. ``mode``: the values
-    of erased pixels: 0 ("const"), one normally distributed color ("rand"), or a normally distributed color for each
-    pixel ("pixel").
+    The rectangle has the distribution of Zhong et al. 2020 and is drawn like in timm's RandomErasing. ``mode`` sets the
+    values of erased pixels: 0 ("const"), one normally distributed color ("rand"), or a normally distributed color for
+    each pixel ("pixel").
     """
     if generator.random() > probability:
         return image

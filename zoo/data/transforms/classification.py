@@ -1,8 +1,8 @@
 """Transforms from an image file to the input of a network, as used to train and score the published networks.
 
-A transform has two halves. `Transform.draw` runs in the data loader's workers: it decodes, crops, resizes, and draws
+A transform has two stages. `Transform.draw` runs in the data loader's workers: it decodes, crops, resizes, and draws
 the random numbers. `zoo.data.transforms.augmentation.finish` runs on the network's device for a whole batch: it jitters
-colors and normalizes. Calling a transform with an image does both, with random numbers from torch's global generator.
+colors and normalizes. Calling a transform with an image runs both, with random numbers from torch's global generator.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ from zoo.data.transforms.policies import Policy
 from zoo.errors import ConfigError, DataError
 
 KEEP_SCALE = -1
-AREAS = (0.08, 1.0)  # area of a training crop, as a fraction of the image
-ASPECT_RATIOS = (3 / 4, 4 / 3)  # aspect ratio of a training crop, width / height
+AREAS = (0.08, 1.0)  # range of the area of a training crop, as a fraction of the image
+ASPECT_RATIOS = (3 / 4, 4 / 3)  # range of the aspect ratio of a training crop, width / height
 CROP_TRIES = 10
 ACCEPTED = (
     "give a PIL image, a uint8 array (H, W, 3), or a tensor (C, H, W) or (N, C, H, W) of 1 or 3 channels, uint8 or "
@@ -52,7 +52,7 @@ ImageLike = Image.Image | np.ndarray | Tensor
 
 
 class Drawn(NamedTuple):
-    """The output of `Transform.draw`: a crop, and what `finish` still has to apply to it.
+    """The output of `Transform.draw`: a crop, and the operations that `finish` still has to apply.
 
     Args:
     - `pixels`: (..., 3, h, w), uint8 or float32 between 0 and 1; float32 of any range if already normalized.
@@ -77,7 +77,7 @@ class Transform(ABC):
 
     @abstractmethod
     def draw(self, image: Pixels, generator: Random) -> Drawn:
-        """Return a crop of ``image``, not yet normalized; DataError if the image cannot be cropped."""
+        """Return a crop of ``image``, not yet normalized. Raises DataError if the image cannot be cropped."""
 
     def __call__(self, image: ImageLike) -> Tensor:
         """Return the normalized tensor of an image, float32; for a batch (N, C, H, W), the stacked tensors.
@@ -90,7 +90,7 @@ class Transform(ABC):
 
 
 def prepare(encoded: bytes, name: str, transform: Transform, generator: Random) -> Drawn:
-    """Return ``transform.draw`` of an encoded image.
+    """Decode an image and call ``transform.draw`` on it.
 
     Raises DataError with the file's ``name`` if the image cannot be decoded or transformed.
     """
@@ -106,13 +106,13 @@ def prepare(encoded: bytes, name: str, transform: Transform, generator: Random) 
 class TrainTransform(Transform):
     """The training transform of an experiment's ``input``: image -> normalized (3, crop, crop).
 
-    The steps, with optional ones in brackets: [resize the shorter side to scale_train] -> crop crop_scale_train of the
+    The steps, with optional steps in brackets: [resize the shorter side to scale_train] -> crop crop_scale_train of the
     area with an aspect ratio of crop_ratio_train and resize it to crop_train -> flip with probability 1/2 ->
     [automatic augmentation] -> [color jitter in 8 bits] -> scale values to 0..1 -> [color jitter] -> [lighting] ->
     normalize -> [cutout] -> [random erasing]. With ``pad_train``, the image is normalized, padded and cropped, and not
     resized.
 
-    Raises ConfigError as `Policy` does.
+    Raises ConfigError like `Policy`.
     """
 
     settings: Input
@@ -162,8 +162,8 @@ class ValTransform(Transform):
     Args:
     - `scale`: length of the shorter side after resizing, px; -1 keeps the size.
     - `crop`: side of the center crop, px.
-    - `mean`, `std`: of red, green and blue, for values from 0 to 1.
-    - `ten_crops`: returns the four corners and the center, and their mirror images, in place of the center crop.
+    - `mean`, `std`: mean and standard deviation of red, green and blue, for values from 0 to 1.
+    - `ten_crops`: return crops of the four corners and the center, and their mirror images, instead of the center crop.
     - `interpolation`, `crop_mode`: see `zoo.config.network.Preprocessing`.
     """
 
@@ -196,13 +196,13 @@ class ValTransform(Transform):
         return self._drawn((image.part(center) if keep else image.resized(height, width, center)).tensor())
 
     def _resized_by_mode(self, image: Pixels) -> Pixels:
-        """Return ``image`` resized by torchvision, as timm and torchvision do it."""
+        """Resize ``image`` with torchvision, like timm and torchvision."""
         size = [self.scale]
         if self.crop_mode == "squash":
             size = [self.scale, self.scale]
         else:
-            _scaled_size(image, self.scale)  # raises for images that would be too large
-        # torchvision resizes 8-bit tensors with other bits than PIL images, which scores are measured with.
+            _scaled_size(image, self.scale)  # raises an error if the result would be too large
+            # Scores are measured with PIL images; torchvision resizes 8-bit tensors to slightly different values.
         plain: Image.Image | Tensor = image.image
         if isinstance(plain, Tensor) and not plain.is_floating_point():
             plain = tvF.to_pil_image(plain)
@@ -221,7 +221,7 @@ class ValTransform(Transform):
 
 
 def as_pixels(image: ImageLike) -> Pixels:
-    """Return ``image`` in RGB; DataError for anything but an image. Tensors become float32 from 0 to 1."""
+    """Convert ``image`` to RGB; tensors become float32 from 0 to 1. Raises DataError for anything but an image."""
     if isinstance(image, Tensor):
         return TensorPixels(_rgb_tensor(image))
     if isinstance(image, np.ndarray):

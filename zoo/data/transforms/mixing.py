@@ -1,9 +1,9 @@
 """Mixup and CutMix of a batch, the same with any number of processes and gradient accumulation steps.
 
-How a batch is mixed is drawn once for all replicas, from (seed, epoch, batch). Image i of the global batch is mixed
-with image i + B / 2, and that with image i, where B is ``optimizer.batch_size``. Replica r of R, by default a process,
-holds the images r, r + R, r + 2R and so on. If B is a multiple of 2R, both images of a pair are therefore on the same
-replica, for every R. An image without a partner, which only the last batch of an epoch has, is mixed with itself.
+All replicas draw the same mix, from (seed, epoch, batch). Images i and i + B / 2 of the global batch are mixed with
+each other, where B is ``optimizer.batch_size``. Replica r of R, by default a process, holds the images r, r + R, r + 2R
+and so on. If B is a multiple of 2R, both images of a pair are therefore on the same replica, for every R. Images
+without a partner, which occur only in the last batch of an epoch, are mixed with themselves.
 
 timm mixes image i with image N - 1 - i of the N images of a process, torchvision with image i - 1.
 """
@@ -22,11 +22,11 @@ from zoo.data.transforms.pixels import Box
 
 
 class Mix(NamedTuple):
-    """How a batch is mixed.
+    """Parameters of the mix of a batch.
 
     Args:
-    - `weight`: the weight of an image and of its label; the partner has the rest.
-    - `box`: CutMix: the part that comes from the partner; None for mixup.
+    - `weight`: weight of an image and of its label; the partner has the rest.
+    - `box`: for CutMix, the part that comes from the partner; None for mixup.
     """
 
     weight: float
@@ -34,7 +34,7 @@ class Mix(NamedTuple):
 
 
 def draw_mix(settings: Regularization, height: int, width: int, generator: Random) -> Mix | None:
-    """Return how a batch of images of ``height`` x ``width`` px is mixed; None if it is not.
+    """Draw the mix of a batch of images of ``height`` x ``width`` px; None if it is not mixed.
 
     The distribution is as in timm's Mixup: one weight per batch, and for CutMix a box of the same aspect ratio as the
     image around a uniformly drawn center, cut off at the edges, whose area then determines the weight.
@@ -56,7 +56,7 @@ def draw_mix(settings: Regularization, height: int, width: int, generator: Rando
 
 
 def partners(num_images: int, half: int) -> Tensor:
-    """Return the indices of the images that the images of a replica are mixed with, (num_images,) int64.
+    """Return the index of the partner of each image of a replica, (num_images,) int64.
 
     ``half`` is half the number of images of this replica in a full batch.
     """

@@ -1,7 +1,7 @@
-"""From the bytes of an image file to a crop, with the bits of PIL, which the published scores were measured with.
+"""Decodes, crops and resizes image files, bit-identical to PIL, with which the published scores were measured.
 
-torchvision and TorchCodec decode JPEG files with the same library, and `zoo.ops.resample` resizes as PIL does, both
-faster.
+torchvision and TorchCodec decode JPEG files with the same library as PIL, and `zoo.ops.resample` resizes like PIL. Both
+are faster.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Box(NamedTuple):
 
 
 def open_pixels(encoded: bytes, name: str) -> Pixels:
-    """Return an encoded image in RGB.
+    """Decode an image to RGB.
 
     `_jpeg_decoder` decodes JPEG files of one or three components; PIL decodes all other files into the same pixels.
     Raises `zoo.data.reading.Unreadable` with the file's ``name``.
@@ -57,9 +57,9 @@ def open_pixels(encoded: bytes, name: str) -> Pixels:
 
 @cache
 def _jpeg_decoder() -> Callable[[Tensor], Tensor] | None:
-    """Return a function from the bytes of a JPEG file to its (3, H, W) uint8 pixels; None if no package has one.
+    """Return a function that decodes the bytes of a JPEG file to (3, H, W) uint8 pixels; None if no package has one.
 
-    torchvision's operator, as long as it exists, takes the same time as the function of TorchCodec that succeeds it.
+    torchvision's operator, while it exists, is as fast as its successor in TorchCodec.
     """
     operator = getattr(torch.ops.image, "decode_jpeg", None)
     if operator is not None:
@@ -108,7 +108,7 @@ class TensorPixels:
     def resized(
         self, height: int, width: int, window: Box | None = None, interpolation: Interpolation = "bilinear"
     ) -> TensorPixels:
-        """Return the image resized: uint8 with PIL's bits, and if bicubic, by PIL; bicubic floats are clamped."""
+        """Resize the image. uint8 values are bit-identical to PIL's; bicubic uses PIL, and clamps floats."""
         if self.image.is_floating_point():
             image = tvF.resize(self.image, [height, width], InterpolationMode(interpolation), antialias=True)
             resized = TensorPixels(image.clamp(0, 1) if interpolation == "bicubic" else image)
@@ -123,6 +123,6 @@ class TensorPixels:
         return self.image
 
 
-# An image of ``height`` x ``width`` px that can be cropped, and resized with antialiasing. ``resized`` returns only a
-# part of the result if it gets a ``window``.
+# An image of ``height`` x ``width`` px that can be cropped, and resized with antialiasing. With a ``window``,
+# ``resized`` returns only this part of the result.
 Pixels = PILPixels | TensorPixels

@@ -27,10 +27,10 @@ POLICIES: dict[str, Callable[..., Any]] = {
 
 
 class Policy:
-    """The transforms of PIL images that ``augment_train`` and a number in ``color_jitter_train`` name, in this order.
+    """Applies the transform of ``augment_train``, then the one of a number in ``color_jitter_train``, to PIL images.
 
-    These transforms draw from the global generators, which are seeded for each call and restored afterwards. Raises
-    ConfigError for a policy of timm if timm is not installed or rejects it.
+    These transforms draw from the global generators; a call seeds and then restores them. Raises ConfigError for a
+    policy of timm if timm is not installed or rejects it.
     """
 
     def __init__(self, settings: Input) -> None:
@@ -66,7 +66,7 @@ def _augmentation(name: str, settings: Input) -> Callable[[Image.Image], Image.I
     where = f"input.augment_train = {name}"
     if find_spec("timm") is None:
         raise ConfigError("policies of timm need that package", where, "pip install timm")
-    # timm scales translations with the size of the image, and fills with the mean color.
+    # timm scales translations by the size of the image, and fills gaps with the mean color.
     try:
         _, policy, _ = import_module("timm.data").create_transform(
             settings.crop_train,
