@@ -1,6 +1,6 @@
-"""The index of networks: static facts about each architecture, its options and its sizes; importable without torch.
+"""The index of networks: static facts about each architecture, its options and its sizes. Does not import torch.
 
-The facts stand in the files of the families, see `zoo.models.family.family`. ``python -m tests.golden`` writes them to
+The files of the families define the facts, see `zoo.models.family.family`. ``python -m tests.golden`` writes them to
 the index, networks.json.
 """
 
@@ -30,12 +30,12 @@ class Architecture:
     - `structure`: fixed arguments of that class, such as the blocks per stage.
     - `options`: the section of the arguments that a user may choose.
     - `memory`: the values of the argument "memory", which every network has.
-    - `dilations`: maps the stride of the last feature map to the value of the option "dilation" that produces it; empty
-      where the stride is fixed.
+    - `dilations`: stride of the last feature map -> value of the option "dilation" that produces it; empty if the
+      stride is fixed.
     - `input`: "imagenet" (224 pixels, 1000 classes) or "cifar" (32 pixels, 10 classes).
     - `task`: "classification" (logits of an image) or "segmentation" (logits of each pixel; 19 classes, as Cityscapes).
-    - `ignores_input_3x3`: whether experiment files may set input_3x3 without effect, as the original project's files of
-      a WiderResNet and a ResNet-34 do.
+    - `ignores_input_3x3`: whether experiment files may set input_3x3 without effect, like the original project's files
+      of a WiderResNet and a ResNet-34.
     - `made_lean`: the value of "memory" that `zoo.lean` is applied to for the value "lean".
     - `has_own_layers`: whether norms, activation and initial weights are fixed, so that a spec does not choose them.
     """
@@ -62,7 +62,7 @@ class Architecture:
 
 
 def architecture(name: str) -> Architecture:
-    """Return the facts about the network ``name``; ConfigError, with the nearest names, if it is unknown."""
+    """Return the facts about the network ``name``. Raises ConfigError, with the nearest names, if it is unknown."""
     if name not in ARCHITECTURES:
         raise ConfigError(f"unknown network {name!r}", remedy=nearest(name, ARCHITECTURES, "zoo list shows all"))
     return ARCHITECTURES[name]
@@ -72,8 +72,8 @@ def network_sizes() -> dict[str, dict[str, Any]]:
     """Return the sizes of each architecture with its default options, and of ``NAME+input_3x3`` with that stem.
 
     ``parameters`` is the number of parameters, ``headless`` without the classifier; ``norms`` is the number of norms
-    with running statistics; ``stages`` has the channels, the reduction and the module of each stage. The networks of
-    families that were registered since the index was written are missing.
+    with running statistics; ``stages`` has the channels, the reduction and the module of each stage. Networks of
+    families that are not in the index are missing.
     """
     sizes: dict[str, dict[str, Any]] = read_index()["sizes"]
     return sizes
@@ -87,12 +87,12 @@ def read_index() -> dict[str, dict[str, Any]]:
 
 
 def is_hub_name(name: str | os.PathLike[str]) -> bool:
-    """Return whether ``name`` names a repository on the Hugging Face Hub, right or wrong."""
+    """Return whether ``name`` has the form of a repository on the Hugging Face Hub, valid or not."""
     return os.fspath(name).startswith(HUB_PREFIX)
 
 
 def which_have(option: str) -> str:
-    """Return a clause for messages with the families that have an option; empty if none has."""
+    """Return a clause for messages that names the families with an option; "" if there are none."""
     have = [each.family for each in ARCHITECTURES.values() if option in each.options.model_fields]
     return f"; networks with {option}: {join_names(dict.fromkeys(have), len(have))}" if have else ""
 
@@ -100,10 +100,10 @@ def which_have(option: str) -> str:
 INDEX = Path(__file__).with_name("networks.json")
 # The packages whose networks are known by names such as "torchvision:resnet50", see `zoo.models.external`.
 NETWORK_PACKAGES = ("timm", "torchvision")
-HUB_PREFIX = "hf-hub:"  # the beginning of the name of a repository on the Hugging Face Hub
-# The value of "memory" that every network has: "auto", and recipes in place of activations (`zoo.lean`).
+HUB_PREFIX = "hf-hub:"  # prefix of the names of repositories on the Hugging Face Hub
+# Value of "memory" that every network supports: like "auto", with `zoo.lean` applied.
 LEAN = "lean"
-# The values that networks of other packages have; "auto" is "plain" there.
+# Values of "memory" that networks of other packages support; "auto" means "plain" there.
 EXTERNAL_MEMORY = ("auto", "plain", LEAN)
 
 

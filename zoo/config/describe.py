@@ -28,8 +28,8 @@ _TYPE_NAMES = {
 class Setting(NamedTuple):
     """Description of a setting: its dotted ``name``, the last ``key`` of the name, and its values.
 
-    ``default`` is JSON, or "required". ``bounds`` is empty if the type implies them. ``aliases`` are other keys, those
-    of the original project's files.
+    ``default`` is JSON, or "required". ``bounds`` is empty if the type implies them. ``aliases`` are the keys of the
+    original project's files.
     """
 
     name: str
@@ -107,7 +107,7 @@ def _walk(section: type[BaseModel], path: str) -> Iterator[SectionText]:
 
 
 def _fixed_section(annotation: Any) -> type[Section] | None:
-    """Return the section that an annotation holds; None for parameters whose section depends on a type."""
+    """Return the section of an annotation; None for parameters whose section depends on a type."""
     section = inner_section(annotation)
     return section if section is not None and section.model_fields else None
 

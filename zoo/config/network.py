@@ -43,9 +43,9 @@ from zoo.config.section import (
 from zoo.errors import ConfigError, ZooError, join_names
 
 WITH_PARAMETER = ("leaky_relu", "elu")
-# The keys of a weights file's description beside the settings of its network, see `zoo.config.record`.
+# Keys of the description in a weights file besides the settings of the network, see `zoo.config.record`.
 STORED_ALONE = ("preprocessing", "class_names")
-# Arguments of other packages' builders -> what to use here.
+# Argument of other packages' builders -> its replacement here.
 _EXTERNAL_WEIGHTS = 'say "pretrained": true, or begin with a file: zoo train --weights FILE'
 _EXTERNAL_OPTIONS = {
     **dict.fromkeys(("num_classes", "classes"), "set network.num_classes"),
@@ -56,14 +56,14 @@ _EXTERNAL_OPTIONS = {
 
 
 def _make_plain(value: Any) -> Any:
-    """Return ``value`` with tuples as lists, as JSON has them."""
+    """Convert tuples in ``value`` to lists, as in JSON."""
     if isinstance(value, dict):
         return {key: _make_plain(item) for key, item in value.items()}
     return [_make_plain(item) for item in value] if isinstance(value, (list, tuple)) else value
 
 
 def _unknown_options(name: str, options: Iterable[str]) -> Iterator[tuple[str, str]]:
-    """Yield the options that a network of this package does not have, each with a message."""
+    """Yield the unknown options of a network of this package, each with a message."""
     arch = ARCHITECTURES.get(name)
     for option in options:
         if option in NetworkSpec.model_fields:
@@ -112,7 +112,7 @@ class Spec(Section):
     @model_validator(mode="wrap")
     @classmethod
     def _explain_unknown_keys(cls, content: Any, handler: ModelWrapValidatorHandler[Spec]) -> Spec:
-        """Return the spec; if it fails, say why keys of other networks and of weights files are refused."""
+        """Validate the spec. If it fails, explain why keys of other networks and of weights files are refused."""
         try:
             return handler(content)
         except ValidationError as error:
@@ -153,7 +153,7 @@ class Spec(Section):
     @field_validator("options")
     @classmethod
     def _check_options(cls, options: dict[str, Any], info: ValidationInfo) -> dict[str, Any]:
-        """Return the options that are given, as the section of the architecture's options has them."""
+        """Validate the options against the architecture's section; return those that were set."""
         name = info.data.get("arch", "")
         problems = [Problem((key,), options[key], message) for key, message in _unknown_options(name, options)]
         if problems:
@@ -167,7 +167,7 @@ class Spec(Section):
         return options
 
     def conflicts(self) -> Iterator[tuple[str, str]]:
-        """Yield a problem if networks of this name have another class of specs."""
+        """Yield a problem if networks of this name need another class of specs."""
         if type(self) is not (section := spec_class(self.arch)):
             yield "arch", f"is described by {section.__name__}, not by {type(self).__name__}"
 
@@ -257,7 +257,7 @@ class ExternalSpec(Spec):
         return options
 
     def conflicts(self) -> Iterator[tuple[str, str]]:
-        """Yield options that are settings here, or that the package would take weights from."""
+        """Yield options that are settings of a spec, or that would load the package's weights."""
         yield from super().conflicts()
         for option in sorted(_EXTERNAL_OPTIONS.keys() & self.options.keys()):
             yield "options", f"{option!r} is not an option here; {_EXTERNAL_OPTIONS[option]}"
@@ -278,12 +278,12 @@ class ExternalSpec(Spec):
         return self.model_copy(update={"options": options})
 
 
-# The keys of layers and initial weights, which only some networks have.
+# Keys for layers and initial weights. Only some networks have them.
 LAYER_KEYS = NetworkSpec.model_fields.keys() - Spec.model_fields.keys() | {"bn_mode", "leaky_relu_slope"}
 
 
 def spec_class(arch: Any) -> type[Spec]:
-    """Return the class of the specs of an architecture; `NetworkSpec` for networks of the user's own."""
+    """Return the spec class of an architecture; `NetworkSpec` for users' own networks."""
     if not isinstance(arch, str):
         return NetworkSpec
     package, colon, _ = arch.partition(":")
@@ -293,7 +293,7 @@ def spec_class(arch: Any) -> type[Spec]:
 
 
 def validate_spec(content: Any) -> Spec:
-    """Return the spec of a JSON object, of the class for its architecture, or a spec unchanged. Raises ValueError."""
+    """Build the spec of a JSON object, with the class for its architecture; return a spec unchanged. ValueError."""
     if isinstance(content, Spec):
         return content
     if not isinstance(content, Mapping):
@@ -304,7 +304,7 @@ def validate_spec(content: Any) -> Spec:
 def parse_spec(
     content: Mapping[str, Any], source: str, path: KeyPath = (), error: type[ZooError] = ConfigError
 ) -> Spec:
-    """Return the spec of ``content``, which messages call ``source`` and ``path``.
+    """Parse ``content`` into a spec. ``source`` and ``path`` name it in messages.
 
     Raises ``error`` for invalid settings, and ConfigError for unknown architectures.
     """
@@ -330,10 +330,10 @@ def merge(*contents: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def read_original_keys(content: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a ``network`` section with the original project's keys ``input_3x3`` and ``dilation`` as options.
+    """Move the original project's keys ``input_3x3`` and ``dilation`` of a ``network`` section to its options.
 
-    `NetworkSpec` itself accepts the original project's keys ``bn_mode``, ``classes`` and ``leaky_relu_slope``. The
-    content is not validated.
+    `NetworkSpec` itself accepts the original project's keys ``bn_mode``, ``classes`` and ``leaky_relu_slope``. Does not
+    validate the content.
     """
     content, options, name = dict(content), content.get("options", {}), content.get("arch", "resnet101")
     if not isinstance(name, str) or not isinstance(options, dict) or spec_class(name) is ExternalSpec:
@@ -342,7 +342,7 @@ def read_original_keys(content: Mapping[str, Any]) -> dict[str, Any]:
     for key, default in (("input_3x3", False), ("dilation", 1)):
         value = content.pop(key, default)
         if value is True and key == "input_3x3" and arch is not None and arch.ignores_input_3x3:
-            continue  # files of the original project request a stem that its WiderResNets and ResNets do not have
+            continue  # the original project's files set a stem that its WiderResNets and ResNets lack
         if type(value) is not type(default) or value != default:
             options = {**options, key: value}
     return {**content, "options": options}

@@ -44,7 +44,7 @@ class RMSpropParams(OptimizerParams):
 
 
 class TimmParams(OptimizerParams):
-    """Any parameters of an optimizer of timm, which checks them."""
+    """Any parameters of an optimizer of timm. timm checks them."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -57,7 +57,7 @@ OPTIMIZER_PARAMS: dict[str, type[OptimizerParams]] = {
     "RMSprop": RMSpropParams,
 }
 WITH_MOMENTUM = ("SGD", "RMSprop")
-TIMM = "timm:"  # the beginning of the name of an optimizer of timm
+TIMM = "timm:"  # prefix of the names of timm's optimizers
 
 
 class Optimizer(Section):

@@ -1,4 +1,4 @@
-"""Options that several families of networks have: sections, and types of settings. Nothing here imports torch."""
+"""Options that several families of networks share: sections, and types of settings. Does not import torch."""
 
 from __future__ import annotations
 
@@ -26,22 +26,22 @@ class NoOptions(Section):
 
 
 class StemOptions(Section):
-    """The option of families with two stems."""
+    """Option of families with two stems."""
 
     input_3x3: bool = False
     """Whether the stem is three 3x3 convolutions instead of one 7x7."""
 
 
 class StochasticDepth(Section):
-    """The option of families of residual blocks whose activations are saved, and of reversible transformers."""
+    """Option of families with residual blocks that save activations, and of reversible transformers."""
 
     drop_path_rate: DropProbability = 0.0
-    """Stochastic depth: probability with which the last block drops its branch for an image in training; it rises
-    linearly from 0 in the first block."""
+    """Stochastic depth: probability that the last block drops its branch for an image in training; rises linearly
+    from 0 in the first block."""
 
 
 class ReversibleOptions(Section):
-    """The option of families of reversible blocks."""
+    """Option of families with reversible blocks."""
 
     grid_bits: Annotated[int, Field(ge=0, le=MAX_GRID_BITS)] | None = None
     """Rounds activations of reversible chains to multiples of 2^-grid_bits, so that their reconstruction is exact."""

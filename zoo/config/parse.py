@@ -48,9 +48,9 @@ def experiment_names() -> list[str]:
 
 
 def find_experiment(name: str | Path) -> Path | None:
-    """Return the file of an experiment given by its path or by the name of a bundled one; None if there is none.
+    """Return the file of an experiment, given by path or by bundled name; None if there is none.
 
-    A name that ends in ``.json`` is the path of a file if it exists, otherwise the name of a bundled file.
+    A name that ends in ``.json`` is the path of a file if the file exists, otherwise the name of a bundled file.
     """
     path, is_json = Path(name), Path(name).suffix == ".json"
     bundled = experiments_dir() / (path if is_json else f"{name}.json")
@@ -60,12 +60,11 @@ def find_experiment(name: str | Path) -> Path | None:
 
 
 def load_experiment(name: str | Path, log_notices: bool = True, known_networks_only: bool = True) -> Experiment:
-    """Return the experiment in a JSON file, given by its path, or by its name if it is bundled.
+    """Load the experiment in a JSON file, given by path, or by name if it is bundled.
 
-    Files of the original project are accepted. ``log_notices``: whether to log ignored settings and implied defaults.
-    ``known_networks_only``: whether a network of the user's own is an error.
-    Raises ConfigError with every problem of the file, its key and value; for a missing file, with the bundled
-    experiments that have the nearest names.
+    Accepts files of the original project. ``log_notices``: log ignored settings and implied defaults.
+    ``known_networks_only``: a user's own network is an error. Raises ConfigError with every problem of the file, its
+    key and value; for a missing file, with the bundled experiments that have the nearest names.
     """
     path = find_experiment(name) or Path(name)
     try:
@@ -107,7 +106,7 @@ def _parse(content: Any, source: str, known_networks_only: bool, log_notices: bo
         experiment = Experiment.model_validate(present)
     except ValidationError as error:
         found = list(problems_of(error))
-        problems += [*map(_with_nearest, found[:MAX_PROBLEMS]), *found[MAX_PROBLEMS:]]  # no more are printed
+        problems += [*map(_with_nearest, found[:MAX_PROBLEMS]), *found[MAX_PROBLEMS:]]  # only the first are printed
     if known_networks_only:
         problems += _unknown_network(content)
     if problems:
@@ -119,7 +118,7 @@ def _parse(content: Any, source: str, known_networks_only: bool, log_notices: bo
 
 @cache
 def _places() -> dict[str, dict[str, None]]:
-    """Return the dotted paths of all sections and settings by their last key, and by their aliases."""
+    """Map last keys and aliases to the dotted paths of all sections and settings that have them."""
     places: dict[str, dict[str, None]] = {}
     for section in describe_settings():
         for path in (section.path.partition(" ")[0], *(setting.name for setting in section.settings)):
@@ -136,9 +135,9 @@ def settings_named(key: str) -> tuple[str, ...]:
 
 
 def replace_settings(content: dict[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings of an experiment with values replaced; the keys of ``changes`` are dotted.
+    """Replace values in the settings of an experiment. The keys of ``changes`` are dotted; aliases are accepted.
 
-    Aliases are accepted. Nothing is validated, except that a key is inside of sections: ConfigError if it is not.
+    Does not validate values. Raises ConfigError for a key that is not within sections.
     """
     content = deepcopy(content)
     aliases = {
@@ -163,7 +162,7 @@ def replace_settings(content: dict[str, Any], changes: Mapping[str, Any]) -> dic
 def _with_nearest(problem: Problem) -> Problem:
     """Return the problem; for an unknown key with the settings that have the nearest name.
 
-    A setting of the same section comes before settings of others.
+    Settings of the same section come before settings of other sections.
     """
     if problem.message != UNKNOWN_KEY:
         return problem

@@ -1,7 +1,7 @@
-"""The published weights: experiments that say where the weights are.
+"""The published weights: experiments with the address of their weights.
 
-The index of networks has their names, checksums.md5 the digests of the original project's files. Other files have a
-SHA-256 in their experiment. Nothing here imports torch.
+The index of networks lists their names, and checksums.md5 the digests of the original project's files. Other files have
+a SHA-256 in their experiment. Nothing here imports torch.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ class Published:
     Args:
     - `name`: name of the weights and of their experiment.
     - `digest`: digest of the file as its authors published it.
-    - `weights`: where the file is, and under which license.
-    - `expected`: how they score, and where the scores were published.
-    - `experiment`: how they were trained.
+    - `weights`: address and license of the file.
+    - `expected`: published scores and their source.
+    - `experiment`: settings of the training.
     """
 
     name: str
@@ -59,7 +59,7 @@ class Published:
 
     @property
     def page(self) -> str:
-        """The address at which a person finds the file in a browser."""
+        """The address of the file for a browser."""
         return self.weights.url or f"https://drive.google.com/file/d/{self.weights.drive_id}/view"
 
 
@@ -86,14 +86,14 @@ def entry_of(name: str) -> Published:
 
 
 def published_record(name: str) -> NetworkRecord:
-    """Return the record of the published weights ``name``, with the preprocessing that they were scored with."""
+    """Return the record of the published weights ``name``, with the preprocessing of their published scores."""
     return entry_of(name).experiment.record()
 
 
 def _published(name: str, md5: str | None) -> Published:
     file = find_experiment(name)
     assert file is not None, f"checksums.md5 names {name}, for which there is no experiment file"
-    experiment = load_experiment(file, log_notices=False)  # nobody asked for this experiment yet
+    experiment = load_experiment(file, log_notices=False)  # no notices: the user has not named this experiment
     expected = experiment.expected
     assert expected is not None, f"{file} has no scores"
     assert expected.weights is not None, f"{file} does not say where the weights are"

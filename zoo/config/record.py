@@ -1,4 +1,4 @@
-"""What a weights file says of its network: `NetworkRecord`. Nothing here imports torch."""
+"""`NetworkRecord`: the description of the network in a weights file. Does not import torch."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ ClassNames = Annotated[list[ClassName], Field(max_length=MAX_CLASSES), AfterVali
 
 
 class Preprocessing(Section):
-    """How validation images are preprocessed."""
+    """Preprocessing of validation images."""
 
     scale_val: Scale = 256
     """Validation images are resized to this length of their shorter side; -1: not resized."""
@@ -77,8 +77,8 @@ class NetworkRecord(Section):
     """A network as a weights file describes it.
 
     Args:
-    - `spec`: the network, whose weights are the file's.
-    - `preprocessing`: how images were preprocessed for the network; None if unknown.
+    - `spec`: the network that the file has weights of.
+    - `preprocessing`: preprocessing of images for the network; None if unknown.
     - `class_names`: names of the outputs, in order, escaped by `escape`; None if unknown. There may be fewer than
       outputs.
     """
@@ -94,18 +94,18 @@ class NetworkRecord(Section):
             yield "class_names", f"has {names} for {classes}"
 
     def with_spec(self, spec: Spec) -> NetworkRecord:
-        """Return the record of another spec, without the class names if it has another number of classes."""
+        """Return a copy with another spec; drops the class names if the number of classes differs."""
         names = self.class_names if spec.num_classes == self.spec.num_classes else None
         return self.model_copy(update={"spec": spec, "class_names": names})
 
     def content(self) -> dict[str, Any]:
-        """Return the JSON object that files store: the settings of the network, and beside them what is known."""
+        """Return the JSON object that files store: the settings of the network, and the other known fields."""
         known = self.model_dump(mode="json", exclude={"spec"}, exclude_none=True)
         return {**self.spec.model_dump(mode="json"), **known}
 
 
 def parse_record(content: Mapping[str, Any], source: str) -> NetworkRecord:
-    """Return the record of the JSON object under "network" in a weights file, which messages call ``source``.
+    """Parse the JSON object under "network" in a weights file. ``source`` names it in messages.
 
     Raises WeightsError for invalid settings, and ConfigError for unknown architectures.
     """

@@ -12,8 +12,8 @@ from pydantic import Field, SerializeAsAny, ValidationInfo, field_validator
 from zoo.config.limits import MAX_EPOCHS, MAX_RATE, MAX_STEPS
 from zoo.config.section import Section
 
-# Paper, section 4.1: the rate of WideResNet38 decays linearly from 0.1 "to 1e-6". With the published alpha it reaches
-# zero some 400 steps before the end and then becomes negative, so a linear schedule has this lower bound.
+# Paper, section 4.1: the rate of WideResNet38 decays linearly from 0.1 "to 1e-6". With the published alpha it would
+# reach zero some 400 steps before the end and then become negative, hence this lower bound.
 MIN_LINEAR_LR = 1e-6
 
 Gamma = Annotated[float, Field(gt=0, le=1)]

@@ -1,4 +1,4 @@
-"""Sections from their JSON schema, which the index of networks stores for the options of each family."""
+"""Builds sections from JSON schemas. The index of networks stores a schema for the options of each family."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ BOUNDS = {
 
 
 class ShouldBe:
-    """Annotation of a setting of several types: one message, instead of a message for each of them."""
+    """Annotation of a setting with several types: gives one message instead of one per type."""
 
     def __init__(self, words: str) -> None:
         self.words = words
@@ -50,7 +50,7 @@ class _FromSchema(Section):
 def section_of(schema: Mapping[str, Any]) -> type[Section]:
     """Return the section whose ``model_json_schema()`` is ``schema``.
 
-    Its settings are numbers, truth values, text, choices, lists and unions of these, with bounds and a default.
+    Its settings are numbers, booleans, text, choices, lists and unions of these, with bounds and a default.
     """
     fields: dict[str, Any] = {
         key: (_annotation(about), Field(default=about["default"], description=about["description"]))

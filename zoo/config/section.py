@@ -1,4 +1,4 @@
-"""The base class of everything that is read from JSON: sections of experiment files and descriptions of networks."""
+"""The base class for everything that is read from JSON: sections of experiment files, descriptions of networks."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from zoo.errors import ConfigError, ZooError, escape, truncate
 
 KeyPath = tuple[str | int, ...]
 MAX_VALUE_CHARS = 80
-MAX_PROBLEMS = 20  # the others are only counted
+MAX_PROBLEMS = 20  # problems in a message; the others are only counted
 MAX_NESTING = 16  # an experiment has five levels
 MAX_VALUES = 10_000  # an experiment has some sixty
 
@@ -31,7 +31,7 @@ def dotted(path: KeyPath) -> str:
 
 @dataclass(frozen=True)
 class Problem:
-    """One fault of a description: its key path, the value found there, and what to do about it."""
+    """One fault of a description: its key path, the value, and a message."""
 
     path: KeyPath
     value: Any
@@ -71,7 +71,7 @@ else:
 
 
 class _SectionType(ModelMetaclass):
-    """Makes ``Section(key=value)`` in Python raise ConfigError; pydantic itself validates without this call."""
+    """Makes ``Section(key=value)`` raise ConfigError. pydantic itself validates without this call."""
 
     def __call__(cls: Any, **settings: Any) -> Any:
         try:
@@ -82,7 +82,7 @@ class _SectionType(ModelMetaclass):
 
 
 def _with_nearest_key(problem: Problem, keys: Iterable[str]) -> Problem:
-    """Return the problem; for an unknown key with the key that has a similar name, if there is one."""
+    """Return the problem; for an unknown key, add the key with a similar name, if there is one."""
     near = difflib.get_close_matches(str(problem.path[-1]), list(keys), n=1) if problem.path else []
     if problem.message != UNKNOWN_KEY or not near:
         return problem
@@ -125,7 +125,7 @@ def parse_section(
     path: KeyPath = (),
     error: type[ZooError] = ConfigError,
 ) -> AnySection:
-    """Return the section that ``content`` describes.
+    """Parse ``content`` into a section.
 
     ``source`` and ``path`` name the content in messages. Raises ``error``, with one line per problem.
     """
@@ -170,10 +170,10 @@ UNKNOWN_KEY = "unknown key"
 
 
 def check_extent(content: Mapping[str, Any], source: str, error: type[ZooError] = ConfigError) -> None:
-    """Raise ``error`` for content that is nested too deeply, such as a list that contains itself, or is too large.
+    """Raise ``error`` for content that is too large or nested too deeply, such as a list that contains itself.
 
-    Call it before any recursive function. A value that is referenced from several places, as is possible in a
-    checkpoint, counts once for each of them.
+    Call it before any recursive function. A value that several places refer to, as is possible in a checkpoint, counts
+    once for each place.
     """
     pending: list[tuple[KeyPath, Any]] = [((), content)]
     count = 0
@@ -192,11 +192,11 @@ def check_extent(content: Mapping[str, Any], source: str, error: type[ZooError] 
 
 
 def settings_of(section: type[BaseModel]) -> dict[str, FieldInfo]:
-    """Return the fields of a section that a user may set: all but those marked `SkipJsonSchema`."""
+    """Return the fields of a section that a user may set: all fields not marked `SkipJsonSchema`."""
     return {key: section.model_fields[key] for key in section.model_json_schema().get("properties", ())}
 
 
 def inner_section(annotation: Any) -> type[Section] | None:
-    """Return the section type that an annotation holds directly, as an option or as a dict's value; None if none."""
+    """Return the section type in an annotation: directly, optional, or as the values of a dict; None if none."""
     kinds = (annotation, *get_args(annotation))  # Input, Expected | None, dict[Protocol, Score]
     return next((kind for kind in kinds if isinstance(kind, type) and issubclass(kind, Section)), None)

@@ -1,4 +1,4 @@
-"""What to write for an option or an argument that does not exist, such as ``--lr``."""
+"""Suggestions for unknown options and arguments, such as ``--lr``."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 
 from zoo.config.parse import settings_named
 
-# Names in other trainers -> settings.
+# Name in other trainers -> settings.
 COMMON_NAMES = {
     **dict.fromkeys(("lr", "learning_rate"), ("optimizer.learning_rate",)),
     **dict.fromkeys(("wd", "weight_decay"), ("optimizer.weight_decay",)),
@@ -29,12 +29,12 @@ OF_DEVICE = "the environment variable CUDA_VISIBLE_DEVICES chooses the GPUs, and
 
 
 def hint_for(name: str, options: Iterable[str], write_option: str, write_setting: Callable[[str], str]) -> str:
-    """Return what to write instead of an unknown option ``name``, such as "lr"; empty if nothing is near.
+    """Suggest a replacement for an unknown option ``name``, such as "lr"; "" if nothing is similar.
 
     Args:
     - `options`: the names of the known options.
-    - `write_option`: what precedes an option, such as "--".
-    - `write_setting`: returns what sets a setting.
+    - `write_option`: prefix of an option, such as "--".
+    - `write_setting`: returns the text that sets a setting.
     """
     name = name.replace("-", "_").lower()
     if name in ("device", "gpu", "gpus", "cuda", "cpu"):

@@ -1,4 +1,4 @@
-"""Attributes of modules, which checkpoints and other processes do not get: which of them a forward pass changes."""
+"""Finds attributes of modules that a forward pass changes. Checkpoints and other processes do not get attributes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from zoo.engine.digest import digest
 from zoo.torch_internals.data import is_wrapper, memory_id
 
-MAX_OBJECTS = 2  # that are nested in each other: more may be a whole program
+MAX_OBJECTS = 2  # how deep to follow nested objects: deeper ones may be a whole program
 CODE = (FunctionType, MethodType, BuiltinFunctionType, ModuleType, type)
 LIBRARIES = ("torch.", "zoo.")  # whose objects, hooks and plans for example, change without an effect on the outputs
 OF_EACH_MODULE = nn.Module().__dict__.keys()
@@ -25,13 +25,13 @@ Values = dict[tuple[str, str], list[str]]
 
 
 def attribute_values(model: nn.Module) -> Values:
-    """Return the values of all attributes by module and attribute, as text that is equal if the values are.
+    """Return the values of all attributes by module and attribute, as texts that are equal if the values are equal.
 
-    Lists, dicts, sets, objects and random number generators are followed. Parameters and buffers are left out, and so
-    are functions and the objects of torch and zoo.
+    Follows lists, dicts, sets, objects and random number generators. Omits parameters, buffers, functions, and objects
+    of torch and zoo.
     """
     own = {memory_id(each) for each in (*model.parameters(), *model.buffers()) if not is_wrapper(each)}
-    seen: dict[int, Any] = {id(module): module for module in model.modules()}  # keeps them alive, and so their ids
+    seen: dict[int, Any] = {id(module): module for module in model.modules()}  # keeps objects alive, and ids unique
     return {
         (path, name): list(_leaves(value, own, seen, 0))
         for path, module in model.named_modules()
@@ -41,7 +41,7 @@ def attribute_values(model: nn.Module) -> Values:
 
 
 def changed_attribute(model: nn.Module, before: Values) -> str | None:
-    """Return a description of the first attribute whose value differs from ``before``; None if none does."""
+    """Describe the first attribute whose value differs from ``before``; None if there is none."""
     modules = dict(model.named_modules())
     after = attribute_values(model)
     for key in {**before, **after}:
@@ -81,7 +81,7 @@ def _leaves(value: Any, own: set[int], seen: dict[int, Any], depth: int) -> Iter
     elif not type(value).__module__.startswith(LIBRARIES) and type(value).__module__ != "torch":
         attributes = getattr(value, "__dict__", None)
         if attributes is None:
-            yield repr(value)  # an iterator of itertools, for example, shows its position
+            yield repr(value)  # for example, an iterator of itertools shows its position
         elif depth < MAX_OBJECTS:
             yield from _leaves(dict(attributes), own, seen, depth + 1)
 

@@ -31,21 +31,21 @@ BEST = "model_best.pth.tar"
 PREVIOUS = "checkpoint.previous.pth.tar"
 RANKED = "best_*_epoch*.pth.tar"  # the pattern of `ranked_name`
 FORMAT_VERSION = 1
-MAX_COUNT = 2**63  # of numbers shown from untrusted files
-# The keys of a checkpoint that model_best.pth.tar has too: what inference needs, and the origin of the weights.
+MAX_COUNT = 2**63  # largest number that is shown from an untrusted file
+# Keys of a checkpoint that model_best.pth.tar also has: for inference, and the origin of the weights.
 KEYS_OF_BEST = (
     "epoch", "arch", "best_prec1", "best_epoch", "network", "class_names", "config", "config_digest", "torch_version",
 )  # fmt: skip
-MAGICS = b"PK", b"\x80\x02"  # of torch.save files, in the zip format and the format before PyTorch 1.6
+MAGICS = b"PK", b"\x80\x02"  # first bytes of torch.save files: zip format, and format before PyTorch 1.6
 
 
 class CheckpointWriter:
-    """Context that writes the checkpoints of a run to ``folder`` in a thread, one at a time, while training goes on.
+    """Context manager that writes the checkpoints of a run to ``folder`` in a thread, one at a time, during training.
 
     Every rank has to open it and call the same methods; rank 0 writes. Training waits while rank 0 copies the state to
-    host memory, not while the copy is written. A write that fails raises CheckpointError, on every rank,
-    in the next `save`, `raise_if_failed` or `join`; the earlier files are then intact. The end of the context waits for
-    the write. If it ends with another error, a failed write is logged instead.
+    host memory, but not while the copy is written. If a write fails, the next `save`, `raise_if_failed` or `join`
+    raises CheckpointError on every rank, and earlier files are intact. The end of the context waits for the write; if
+    the context ends with another error, a failed write is only logged.
     """
 
     def __init__(self, process: Process, folder: Path) -> None:
@@ -90,16 +90,16 @@ class CheckpointWriter:
         self._write = self._thread.submit(write, content, self._folder, is_best, ranked)
 
     def raise_if_failed(self) -> None:
-        """Raise the error of a write that has ended; do not wait for one that is still running."""
+        """Raise the error of a completed write. Does not wait for a write that is still running."""
         if self._process.any_rank(self._write is not None and self._write.done()):
             self.join()
 
     def join(self) -> None:
-        """Wait for the running write, if there is one, and raise its error on every rank."""
+        """Wait for the current write, if any, and raise its error on every rank."""
         self._process.on_main(self._result)
 
     def join_quietly(self) -> None:
-        """Wait for this rank's running write; raise nothing and communicate with no other rank."""
+        """Wait for this rank's current write. Raises nothing and does not communicate with other ranks."""
         if self._write is not None:
             futures.wait([self._write])
 
@@ -111,7 +111,7 @@ class CheckpointWriter:
 
 
 def _copied(tree: Any) -> Any:
-    """Return a copy of nested dicts, lists and tuples, with copies of their tensors on the CPU."""
+    """Copy nested dicts, lists and tuples, with their tensors to the CPU."""
     if isinstance(tree, torch.Tensor):
         return tree.detach().to("cpu", copy=True)
     if isinstance(tree, dict):
@@ -145,7 +145,7 @@ def _content(state: TrainState, ranks: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _network(state: TrainState) -> dict[str, Any] | None:
-    """Return the description from which a reader builds the network; None for a network of the user's own."""
+    """Return the description that readers build the network from; None for a user's own network."""
     network = state.config.network
     if network.arch not in ARCHITECTURES and not isinstance(network, ExternalSpec):
         return None
@@ -199,7 +199,7 @@ def _save(content: dict[str, Any], path: Path) -> None:
 def best_of(content: Mapping[str, Any]) -> dict[str, Any]:
     """Return the part of a checkpoint that inference needs: the weights that were validated, and their description.
 
-    The weights are the moving average if there is one (``averaged`` is then true). Training state is left out.
+    The weights are the moving average if there is one (``averaged`` is then true). Training state is omitted.
     """
     averaged = content["ema"] is not None
     weights = content["ema" if averaged else "state_dict"]
@@ -221,11 +221,10 @@ def _write_failure(error: BaseException, folder: Path) -> str:
 
 
 def read(path: Path) -> dict[str, Any]:
-    """Return the content of a checkpoint file, with tensors on the CPU.
+    """Read a checkpoint of this package or of the original trainer (`is_original`), with tensors on the CPU.
 
-    It is a checkpoint of this package or of the original trainer (`is_original`). Only tensors and plain Python are
-    loaded, never code. Raises CheckpointError if the file is missing, if it is damaged (all checksums are verified), or
-    if it has no training state.
+    Loads only tensors and plain Python values, never code. Raises CheckpointError if the file is missing, if it is
+    damaged (all checksums are verified), or if it has no training state.
     """
     if not path.is_file():
         raise CheckpointError("no such checkpoint", path, "give the path of one, or --resume auto")
@@ -259,10 +258,10 @@ def read(path: Path) -> dict[str, Any]:
 
 
 def parse_progress(content: Mapping[Any, Any]) -> dict[str, Any]:
-    """Return the progress of the run that wrote a weights file, from its content; None for what the file lacks.
+    """Return the progress of the run that wrote a weights file; values that the file lacks are None.
 
-    The best validation score is in percent. ``moving_average``: whether the file has a moving average of the weights,
-    which is then loaded.
+    The best validation score is in percent. ``moving_average`` tells whether the file has a moving average of the
+    weights; readers then load the average.
     """
     position, version = content.get("position"), content.get("torch_version")
     steps = position.get("step") if isinstance(position, dict) else None

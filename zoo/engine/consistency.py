@@ -1,4 +1,4 @@
-"""Consistency checks between ranks: settings, code, images and weights, compared before anything depends on them.
+"""Consistency checks between ranks: compare settings, code, images and weights before they are used.
 
 Ranks that differ would train different networks under one name, or deadlock.
 """
@@ -21,7 +21,7 @@ from zoo.engine.process import Process
 from zoo.errors import ConfigError, ZooError, join_names
 
 ABSENT = "absent"
-SHOWN_DIGITS = 12  # of a digest
+SHOWN_DIGITS = 12  # digits of a digest in messages
 
 
 def check_same_on_all_ranks(
@@ -29,8 +29,8 @@ def check_same_on_all_ranks(
 ) -> None:
     """Raise ``error`` on every rank unless ``values()``, nested dicts of plain values, is equal on all ranks.
 
-    Every rank has to call it; ``values`` is not called in a single-process run. The message names each rank that
-    differs from rank 0, the keys and both values, and ends with ``remedy``.
+    Every rank has to call it; ``values`` is not called in a single-process run. The message names the ranks that differ
+    from rank 0, the keys and both values, and ends with ``remedy``.
     """
     if process.world_size == 1:
         return
@@ -56,7 +56,7 @@ def _differences(of_ranks: list[dict[str, Any]]) -> Iterator[str]:
 
 
 def differing_keys(first: Mapping[str, Any], second: Mapping[str, Any]) -> list[str]:
-    """Return, sorted, the keys whose values differ or that one of the two lacks."""
+    """Return the sorted keys whose values differ, or that one of the two lacks."""
     return [key for key in sorted({*first, *second}) if first.get(key, ABSENT) != second.get(key, ABSENT)]
 
 
@@ -72,7 +72,7 @@ def environment_fingerprint(process: Process, command: str) -> dict[str, Any]:
 
 
 def _code_digest() -> str:
-    """Return the first digits of the sha256 of the Python sources of this package, names and contents."""
+    """Return the first digits of the SHA-256 of the Python sources of this package (names and contents)."""
     root = Path(__file__).parents[1]
     digest = hashlib.sha256()
     for path in sorted(root.rglob("*.py")):
@@ -90,7 +90,7 @@ def fingerprints(train_loader: Loader[TrainBatches], val_loader: Loader[ValBatch
 
 
 def dataset_fingerprint(images: ImageDataset, count: int) -> dict[str, Any]:
-    """Return ``count`` (how many of the images are used), the number of classes and digests of what is known of them.
+    """Return ``count`` (the number of images in use), the number of classes, and digests of the images.
 
     The digests cover all names and some file sizes, see `ImageDataset.digests`.
     """

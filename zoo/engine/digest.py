@@ -1,4 +1,4 @@
-"""The digest of a training state, and the comparison of two by name."""
+"""The digest of a training state, and a comparison of two states by tensor name."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from torch import Tensor
 def state_tensors(content: Mapping[str, Any]) -> dict[str, Tensor]:
     """Return the weights, buffers, moving average and optimizer state of a checkpoint's content by name, sorted.
 
-    ``content`` is read from a file, or returned by `zoo.engine.state.shared_state`; missing keys are left out.
-    Numbers of the optimizer, such as its count of steps, are tensors without dimensions.
+    ``content`` is read from a file, or returned by `zoo.engine.state.shared_state`; missing keys are skipped.
+    Numbers of the optimizer, such as its step count, are tensors without dimensions.
     """
     optimizer = (content.get("optimizer") or {}).get("state", {})
     of_optimizer = {f"{index}.{key}": value for index, state in optimizer.items() for key, value in state.items()}

@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-COUNT, FIRST_BAD = -2, -1  # indices behind the counts of the task
+COUNT, FIRST_BAD = -2, -1  # indices of the elements after the task's counts
 LOSS_GRID = 2.0**24  # losses are rounded to multiples of 2^-24, whose sums are exact in float64 below 2^29
 NO_BAD_STEP = -1
 
@@ -48,8 +48,8 @@ class Reading:
 class Meter:
     """Sums of the loss, the task's counts and the number of images since the last `reset`.
 
-    The sums stay on ``device``; only `read` waits for them. Counts are int64, and losses are rounded to a grid on which
-    float64 adds them exactly, so that the sums over a whole data set do not depend on the order.
+    The sums stay on ``device``; only `read` synchronizes. Counts are int64, and losses are rounded to a grid on which
+    float64 adds them exactly, so that sums over a whole data set do not depend on the order.
 
     Args:
     - `device`: device of the batches.
@@ -63,7 +63,7 @@ class Meter:
         self.reset()
 
     def reset(self) -> None:
-        """Forget everything seen so far."""
+        """Set all sums to zero."""
         self._loss.zero_()
         self._counts.zero_()
         self._counts[FIRST_BAD].fill_(NO_BAD_STEP)
@@ -103,7 +103,7 @@ class Meter:
         return {"loss": self._loss.to("cpu", copy=True), "counts": self._counts.to("cpu", copy=True)}
 
     def load_state(self, state: dict[str, Tensor]) -> None:
-        """Load what `state` returned; ValueError for the sums of another task."""
+        """Load the result of `state`. Raises ValueError for sums of another task."""
         if state["counts"].shape != self._counts.shape:
             raise ValueError(f"meter.counts has shape {tuple(state['counts'].shape)}, not {tuple(self._counts.shape)}")
         self._loss.copy_(state["loss"])
@@ -111,7 +111,7 @@ class Meter:
 
 
 def merged(states: list[dict[str, Tensor]]) -> dict[str, Tensor]:
-    """Return the state of a meter that has seen what the meters of all ranks have, none of them a bad loss."""
+    """Merge the states of the meters of all ranks. None of them may have a bad loss."""
     counts = torch.stack([state["counts"] for state in states]).sum(dim=0)
     counts[FIRST_BAD] = NO_BAD_STEP
     return {"loss": torch.stack([state["loss"] for state in states]).sum(), "counts": counts}
@@ -120,8 +120,8 @@ def merged(states: list[dict[str, Tensor]]) -> dict[str, Tensor]:
 def _of_all_ranks(sums: Tensor, loss: float, first_bad: int) -> tuple[Tensor, list[float], list[int]]:
     """Return the ``sums`` over all ranks, and the losses and first bad steps in rank order, by one all-reduce.
 
-    Only integers are added, so that no bit is lost: each rank writes the bits of its loss, and its step, to elements
-    where all other ranks have 0.
+    Adds integers only, so that no bit is lost: each rank writes the bits of its loss, and its step, to elements where
+    all other ranks have 0.
     """
     rank, world_size = dist.get_rank(), dist.get_world_size()
     own = sums.new_zeros(2, world_size)

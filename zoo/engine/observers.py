@@ -1,4 +1,4 @@
-"""Observers of a training run: the loop tells them of its steps and epochs, and they change none of its bits."""
+"""Observers of a training run. The loop notifies them of steps and epochs; they do not change its results."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ Callback = Callable[[Mapping[str, float]], object]
 
 
 class Observer:
-    """Watches a training run. The methods of this class do nothing.
+    """Base class of observers of a training run. Its methods do nothing.
 
-    All ranks call a method at the same time, so that it may communicate. It changes neither ``state`` nor the random
-    generators.
+    All ranks call a method at the same time, so methods may communicate. They must change neither ``state`` nor the
+    random generators.
     """
 
     def before_step(self, state: TrainState, batches: Sequence[StepBatch]) -> None:
@@ -49,7 +49,7 @@ class Observer:
 def build_observers(
     state: TrainState, train_loader: Loader[TrainBatches], val_loader: Loader[ValBatches] | None, log: Log
 ) -> list[Observer]:
-    """Return the observers that the settings of a run ask for. Raises ConfigError as `GradientAngle` does."""
+    """Build the observers that the settings of a run request. Raises ConfigError like `GradientAngle`."""
     config = state.config
     observers: list[Observer] = [
         AbsentClasses(train_loader.dataset, None if val_loader is None else val_loader.dataset)
@@ -62,7 +62,7 @@ def build_observers(
 
 
 class AbsentClasses(Observer):
-    """Warns after the first epoch of classes without labels, which a run can neither learn nor score.
+    """Warns after the first epoch of classes without labels: a run can neither learn nor score them.
 
     Args:
     - `train_images`: the training images.
@@ -118,10 +118,11 @@ class GradientAngle(Observer):
 def gradient_angle(state: TrainState, batch: StepBatch) -> float:
     """Return the angle in degrees between the gradients from reconstructed and from stored activations.
 
-    The gradients come from this batch alone, before clipping; NaN if one is not finite. Every rank has to call it, as
-    norms may be synchronized. ``state`` is unchanged: the next step has the same bits. It waits for the device.
+    The gradients come from this batch alone, before clipping; NaN if one is not finite. Every rank has to call it,
+    because norms may be synchronized. Does not change ``state``: the next step is bit-identical. Synchronizes with the
+    device.
     """
-    network = unwrap(state.wrapped_model)  # no averaging over the ranks, and no compilation for these gradients alone
+    network = unwrap(state.wrapped_model)  # avoids averaging over ranks, and compiling only for these gradients
 
     def losses() -> Iterator[Tensor]:
         for images, targets in micro_batches(state, batch):

@@ -16,8 +16,8 @@ from zoo.weights.load import load_state_dict
 from zoo.weights.read import extract_state_dict
 
 KEYS = {"epoch", "state_dict", "best_prec1", "optimizer"}
-CLASSIFIER = "fc"  # in the names of the parameters of the second group
-# Entries of parameter groups that change during training, or that choose an implementation.
+CLASSIFIER = "fc"  # part of the names of the parameters in the second group
+# Entries of parameter groups that change during training, or that select an implementation.
 NOT_SETTINGS = ("params", "lr", "fused", "foreach", "capturable", "differentiable", "maximize")
 
 
@@ -30,9 +30,9 @@ def load_original(state: TrainState, saved: dict[str, Any], path: Path) -> list[
     """Load the content of the file ``path`` into the state of a new run; return notices for the user.
 
     The state continues at the start of the next epoch, with the weights, the state of the optimizer and the best score
-    of the file. A moving average starts from these weights. The number of steps, which the file lacks, stays 0.
+    of the file. A moving average starts from these weights. The file lacks the number of steps, which stays 0.
 
-    Raises CheckpointError for another architecture or optimizer, WeightsError for other weights, and what Python raises
+    Raises CheckpointError for another architecture or optimizer, WeightsError for other weights, and Python's errors
     for unexpected content.
     """
     arch, own_arch, epoch = saved.get("arch"), state.config.network.arch, saved["epoch"]
@@ -58,7 +58,7 @@ def load_original(state: TrainState, saved: dict[str, Any], path: Path) -> list[
 
 
 def _load_optimizer(state: TrainState, saved: dict[str, Any], weights: Mapping[str, Tensor], path: Path) -> None:
-    """Load the optimizer's state, which the file has by the order of the network's parameters."""
+    """Load the optimizer's state. In the file, it has the order of the network's parameters."""
     parameters = dict(state.model.named_parameters())
     names = [name for name in weights if name in parameters]
     groups = saved["param_groups"]
@@ -113,7 +113,7 @@ def _changes(saved: Mapping[str, Any], own: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _check_shapes(of_parameter: Mapping[str, Any], name: str, parameter: Tensor) -> None:
-    """Raise ValueError for a state of an optimizer that is of another parameter."""
+    """Raise ValueError if the optimizer state belongs to another parameter."""
     for key, value in of_parameter.items():
         if isinstance(value, torch.Tensor) and value.ndim and value.shape != parameter.shape:
             raise ValueError(f"{key} of {name} has shape {tuple(value.shape)}, not {tuple(parameter.shape)}")

@@ -12,7 +12,7 @@ AMP_DTYPES = {"off": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float1
 
 
 def autocast(device: torch.device, dtype: torch.dtype) -> AbstractContextManager[object]:
-    """Return a context that autocasts matrix products and convolutions on ``device`` to ``dtype``; none for float32."""
+    """Autocasts matrix products and convolutions on ``device`` to ``dtype``; does nothing for float32."""
     return nullcontext() if dtype == torch.float32 else torch.autocast(device.type, dtype)
 
 

@@ -21,15 +21,15 @@ from zoo.engine.rendezvous import open_store
 from zoo.errors import ConfigError, ZooError, truncate
 
 CPU = torch.device("cpu")
-# How long a collective operation waits for a rank that sends nothing. A process that dies is noticed at once, so this
-# only matters for machines that freeze or lose their network. It has to be longer than any rank may legitimately lag
-# behind the others: `zoo segment`, for example, divides the images before it knows how long each of them takes.
+# Timeout of a collective operation. A process that dies is noticed at once, so the timeout only matters for machines
+# that freeze or lose their network. It must exceed the time that a rank may legitimately lag behind the others: for
+# example, `zoo segment` divides the images before it knows how long each of them takes.
 COLLECTIVE_TIMEOUT = timedelta(minutes=30)
 
 # torch raises these errors from a signal handler, so they can surface at any line of the main process.
 DEAD_WORKER = re.compile(r"DataLoader worker \(pid.*?\) (?:is killed by|exited unexpectedly)|Pin memory thread exited")
 EXITED = "exited unexpectedly"
-BUS_ERROR = "Bus error"  # of a write to shared memory that is full
+BUS_ERROR = "Bus error"  # raised by a write to full shared memory
 
 ResultT = TypeVar("ResultT")
 
@@ -42,8 +42,8 @@ class Process:
     - `rank`: rank among all processes of the run.
     - `world_size`: number of processes of the run.
     - `device`: device that the process computes on.
-    - `control`: Gloo group of all ranks for messages between hosts, which never wait for a GPU; None for one process.
-    - `store`: keys and values that all ranks share, for messages that no rank has to wait for; None for one process.
+    - `control`: Gloo group of all ranks for messages between hosts that never wait for a GPU; None for one process.
+    - `store`: key-value store of all ranks, for messages that no rank has to wait for; None for one process.
     """
 
     rank: int = 0
@@ -58,7 +58,7 @@ class Process:
         return self.rank == 0
 
     def loader_options(self, workers: int, replicas: int | None = None) -> LoaderOptions:
-        """Return how this process reads its share of the images, which ``replicas`` divide, or else the processes."""
+        """Return the options to read this process's share of the images. ``replicas`` or the processes divide them."""
         return LoaderOptions(self.rank, self.world_size, workers, self.device.type == "cuda", replicas)
 
     def any_rank(self, flag: bool) -> bool:
@@ -78,7 +78,7 @@ class Process:
         return items
 
     def broadcast(self, item: Any) -> Any:
-        """Return rank 0's ``item`` on every rank; the items of the other ranks are ignored."""
+        """Return rank 0's ``item`` on every rank. Ignores the items of other ranks."""
         if self.control is None:
             return item
         box = [item]
@@ -103,26 +103,26 @@ class Process:
 
 
 def broadcast_tensors(tensors: Sequence[Tensor]) -> None:
-    """Overwrite ``tensors`` with rank 0's, in one message; every rank has to call it with the same shapes."""
+    """Overwrite ``tensors`` with those of rank 0, in one message. Every rank has to call it with the same shapes."""
     if not tensors:
         return
     parts = [tensor.detach().flatten().view(torch.uint8) for tensor in tensors]
     message = torch.cat(parts)
     dist.broadcast(message, src=0)
     for tensor, received in zip(tensors, message.split([len(part) for part in parts]), strict=True):
-        # The copy has an address that a view of a wider dtype may have.
+        # The address of the copy is aligned for a view with a wider dtype.
         tensor.detach().copy_(received.clone().view(tensor.dtype).view_as(tensor))
 
 
 @contextmanager
 def open_process(backend: str | None = None) -> Iterator[Process]:
-    """Join the process group that torchrun's environment describes, and leave it at the end.
+    """Joins the process group that torchrun's environment describes, and leaves it at the end.
 
     Without torchrun the process runs alone and has no group. Each process gets the CUDA device of its local rank, or
-    the CPU. Raises ConfigError if the environment is incomplete or inconsistent, if other processes do not come
-    (`zoo.engine.rendezvous.open_store`), if there are fewer devices than local ranks, or if the backend cannot work on
-    the device; ZooError, in one line, if a worker of a data loader dies. When another rank dies, collective operations
-    raise torch's own errors; torchrun ends and restarts the processes.
+    the CPU. Raises ConfigError if the environment is incomplete or inconsistent, if other processes do not arrive
+    (`zoo.engine.rendezvous.open_store`), if there are fewer devices than local ranks, or if the backend does not
+    support the device. Raises a one-line ZooError if a worker of a data loader dies. When another rank dies, collective
+    operations raise torch's own errors; torchrun ends and restarts the processes.
 
     Args:
     - `backend`: backend of the group, "nccl" or "gloo"; None for NCCL on CUDA devices and Gloo on the CPU.
@@ -150,8 +150,8 @@ def open_process(backend: str | None = None) -> Iterator[Process]:
         try:
             control: Any = dist.new_group(backend="gloo", timeout=COLLECTIVE_TIMEOUT)
             yield Process(rank, world_size, device, control, store)
-            # A rank that finishes first must not close the connections of one that still works. After an error there is
-            # no barrier, as the other ranks would not reach it.
+            # A rank that finishes first must not close the connections of a rank that still works. After an error there
+            # is no barrier, because the other ranks would not reach it.
             dist.barrier(control)
         finally:
             dist.destroy_process_group()
@@ -164,7 +164,7 @@ def processor(device: torch.device) -> str:
 
 @contextmanager
 def concise_worker_errors() -> Iterator[None]:
-    """Raise a one-line ZooError in place of the RuntimeError with which torch reports a dead data loader worker."""
+    """Converts torch's RuntimeError about a dead data loader worker to a one-line ZooError."""
     try:
         yield
     except RuntimeError as error:
@@ -175,7 +175,7 @@ def concise_worker_errors() -> Iterator[None]:
 
 
 def _remedy(reason: str) -> str:
-    """Return what to do about a worker that died for ``reason``."""
+    """Return the remedy for a worker that died for ``reason``."""
     method = multiprocessing.get_start_method()
     if EXITED in reason and method != "fork":
         return (
@@ -196,7 +196,7 @@ def _number(name: str, default: int) -> int:
 
 
 def _open_device(local_rank: int) -> torch.device:
-    """Return this process's CUDA device, made the current one, or the CPU where there is no CUDA."""
+    """Make this process's CUDA device current and return it; return the CPU without CUDA."""
     if not torch.cuda.is_available():
         return CPU
     if local_rank >= torch.cuda.device_count():
@@ -212,7 +212,7 @@ def _open_device(local_rank: int) -> torch.device:
 def seed_everything(*words: int) -> None:
     """Seed torch (CPU and all CUDA devices) and Python's `random` with a function of ``words``.
 
-    A run seeds with (seed, rank), and with rank -1 for what all ranks share, the initial weights; a replica with
+    A run seeds with (seed, rank), and with rank -1 for the initial weights, which all ranks share. A replica seeds with
     (seed, step, replica).
     """
     mixed = random.Random(" ".join(map(str, ("zoo", *words)))).getrandbits(63)

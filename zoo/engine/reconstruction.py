@@ -1,4 +1,4 @@
-"""What reconstruction changes: errors of reconstructed activations, and the angle between gradients."""
+"""Effects of reconstruction: errors of reconstructed activations, and the angle between gradients."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ def _chains(model: nn.Module) -> dict[str, Any]:
 
 @contextmanager
 def reconstruction_errors(model: nn.Module) -> Iterator[dict[str, float]]:
-    """Yield a dict that backward fills with the relative error of each block's reconstructed input.
+    """Yields a dict that backward fills with the relative error of each block's reconstructed input.
 
     Keys are "chain/index": the name of the reversible chain in ``model`` and the index of the block; "index" alone if
-    ``model`` is the chain. Chains that store activations report nothing. Inside this context backward takes the memory
-    of stored activations, to compare with, and waits for the device.
+    ``model`` is the chain. Chains that store activations report nothing. Within the block, backward uses the memory of
+    stored activations, to compare with them, and synchronizes with the device.
     """
     errors: dict[str, float] = {}
     chains = _chains(model)
-    # A chain may report the parts of a block from the last to the first. The first part's input, which is reported
-    # last and overwrites the others, is the input of the block.
+    # A chain may report the parts of a block from the last to the first. The first part is reported last and
+    # overwrites the others; its input is the input of the block.
     for name, chain in chains.items():
         prefix = f"{name}/" if name else ""
         chain.meter = lambda index, error, prefix=prefix: errors.__setitem__(f"{prefix}{index}", error)
@@ -48,8 +48,8 @@ def reconstruction_errors(model: nn.Module) -> Iterator[dict[str, float]]:
 def gradients(model: nn.Module, losses: Callable[[], Iterable[Tensor]], *, store: bool) -> list[Tensor]:
     """Return the gradient of the sum of ``losses`` with respect to each trained parameter; ``model`` is unchanged.
 
-    Running statistics and random generators are restored. With ``store`` the reversible chains store activations,
-    without it they do as in training. ``losses`` runs the model and yields losses with a graph of their own.
+    Restores running statistics and random generators. With ``store`` the reversible chains store activations, otherwise
+    they behave as in training. ``losses`` runs the model and yields losses, each with its own graph.
     """
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     chains = _chains(model).values()

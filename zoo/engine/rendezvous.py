@@ -18,21 +18,21 @@ from zoo.torch_internals.data import launcher_serves_store
 logger = logging.getLogger(__name__)
 
 LIMIT_S = 300.0
-RESOLVE_S = 30.0  # names of containers may resolve only some seconds after the containers start
+RESOLVE_S = 30.0  # names of containers may only resolve some seconds after the containers start
 CONNECT_S = 5.0
-FIRST_LINE_S = 5.0  # each further line comes after twice the time
+FIRST_LINE_S = 5.0  # time until the first log line; doubles for each further line
 LONGEST_PAUSE_S = 0.5
 MAX_PORT = 2**16 - 1
 
-_openings = itertools.count()  # calls of `open_store` in this process, which are as many on all ranks
+_openings = itertools.count()  # calls of `open_store` in this process; all ranks have the same number
 
 
 def open_store(rank: int, world_size: int) -> dist.Store:
-    """Return a store that all processes of the run share, once all of them have come.
+    """Wait for all processes of the run, and return the store that they share.
 
-    While it waits, it logs who is missing, at growing intervals. Raises ConfigError if MASTER_ADDR or MASTER_PORT is
-    missing or wrong, if the address does not resolve within `RESOLVE_S` or the port is used, and after `LIMIT_S`, with
-    the missing ranks.
+    While waiting, logs the missing ranks at growing intervals. Raises ConfigError if MASTER_ADDR or MASTER_PORT is
+    missing or wrong, if the address does not resolve within `RESOLVE_S`, if the port is in use, and after `LIMIT_S`,
+    naming the missing ranks.
     """
     host, port = _address()
     where = f"rendezvous at {escape(host)}:{port}"
@@ -40,7 +40,7 @@ def open_store(rank: int, world_size: int) -> dist.Store:
     try:
         if not is_server:
             _await_server(host, port, where)
-        if launcher_serves_store():  # and lives longer than this attempt, which torch tells apart from others
+        if launcher_serves_store():  # its store outlives this attempt; torch distinguishes attempts
             server, _, _ = next(iter(dist.rendezvous("env://", timeout=timedelta(seconds=RESOLVE_S))))
         else:
             timeout = timedelta(seconds=LIMIT_S if is_server else RESOLVE_S)
@@ -75,7 +75,7 @@ def _address() -> tuple[str, int]:
 
 
 def _await_server(host: str, port: int, where: str) -> None:
-    """Wait until rank 0 accepts connections. torch would print a stack of C++ functions for each attempt."""
+    """Wait until rank 0 accepts connections. torch would print a C++ stack trace for each attempt."""
     reason = ""
     for elapsed_s, is_due in _waiting():
         try:
@@ -86,7 +86,7 @@ def _await_server(host: str, port: int, where: str) -> None:
             if elapsed_s > RESOLVE_S:
                 what = f"MASTER_ADDR={truncate(repr(host))} does not resolve ({reason})"
                 raise ConfigError(what, "environment", "give the name or address of rank 0's machine") from error
-        except (OSError, UnicodeError) as error:  # the latter for names that are no host names
+        except (OSError, UnicodeError) as error:  # UnicodeError: not a valid host name
             reason = str(error)
         if is_due:
             logger.warning("%s: waiting for rank 0 (%s)", where, reason)

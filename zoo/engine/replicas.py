@@ -1,4 +1,4 @@
-"""Replicas of a network that share a batch, and how a step adds their gradients.
+"""Replicas of a network that share a batch, and the sum of their gradients in a step.
 
 By default each process is a replica, and DistributedDataParallel averages the gradients of several processes:
 `Replicas`. With ``optimizer.replicas`` any number of processes trains the same weights, to the bit: `ExactReplicas`.
@@ -126,9 +126,7 @@ class ExactReplicas(Replicas):
         self._shapes: set[torch.Size] = set()
         self._has_checked = False
         self._changed: str | None = None
-        self._rounded = torch.empty(
-            max(sizes, default=0), dtype=torch.int64, device=process.device
-        )  # memory that is used again
+        self._rounded = torch.empty(max(sizes, default=0), dtype=torch.int64, device=process.device)  # reused buffer
 
     def _check(self) -> None:
         where = f"optimizer.replicas = {self.count}"

@@ -31,8 +31,8 @@ logger = logging.getLogger(__name__)
 AUTO = "auto"
 # Prefixes of settings that may change on a resume because they do not affect the computation. All others must match.
 HARMLESS_KEYS = ("checkpoint.", "expected", "training.gradient_angle_meter", "optimizer.schedule.patience")
-EPOCHS = "optimizer.schedule.epochs"  # may grow on a resume
-# What Python and torch raise for unexpected values in a checkpoint.
+EPOCHS = "optimizer.schedule.epochs"  # may increase on a resume
+# Errors that Python and torch raise for unexpected values in a checkpoint.
 ODD_CONTENT = (LookupError, TypeError, AttributeError, ValueError, ArithmeticError, RuntimeError)
 
 
@@ -45,7 +45,7 @@ def start(
     weights: str | None = None,
     build: Callable[[Spec], nn.Module] = build_from_config,
 ) -> TrainState:
-    """Return the initial state of training, with the same weights on all ranks; every rank has to call it.
+    """Build the initial state of training, with the same weights on all ranks. Every rank has to call it.
 
     Seeds the global random generators. Raises ConfigError, CheckpointError and WeightsError.
 
@@ -53,7 +53,7 @@ def start(
     - `task`: the task of the experiment, with its settings.
     - `process`: this process of the run.
     - `log_dir`: folder of the run's checkpoints.
-    - `resume`: "auto" for the newest good checkpoint of ``log_dir``, the path of a checkpoint, or None.
+    - `resume`: "auto" for the newest intact checkpoint of ``log_dir``, the path of a checkpoint, or None.
     - `weights`: path of a file of initial weights, or None.
     - `build`: builds and initializes the network.
     """
@@ -83,7 +83,7 @@ def start(
 
 @dataclass(frozen=True)
 class LoadedCheckpoint:
-    """The content of a checkpoint file, and notices for the user about why it was chosen."""
+    """The content of a checkpoint file, and notices for the user that explain its choice."""
 
     path: Path
     content: dict[str, Any]
@@ -91,11 +91,11 @@ class LoadedCheckpoint:
 
 
 def load_checkpoint(resume: str | None, folder: Path, process: Process) -> LoadedCheckpoint | None:
-    """Return the checkpoint to resume from, the same on every rank; None for a fresh start.
+    """Load the checkpoint to resume from, the same on every rank; return None for a fresh start.
 
-    ``resume`` is None, the path of a file, or "auto" for the newest good checkpoint of ``folder``, if there is one.
-    Rank 0 reads the file and broadcasts its content, so that only its machine needs the file. Raises CheckpointError,
-    on every rank, if the file is missing or damaged, or if "auto" finds only damaged ones.
+    ``resume`` is None, the path of a file, or "auto" for the newest intact checkpoint of ``folder``, if there is one.
+    Rank 0 reads the file and broadcasts its content, so that only its machine needs the file. Raises CheckpointError on
+    every rank if the file is missing or damaged, or if "auto" finds only damaged files.
     """
 
     def load() -> LoadedCheckpoint | None:
@@ -109,7 +109,7 @@ def load_checkpoint(resume: str | None, folder: Path, process: Process) -> Loade
 
 
 def load_newest_checkpoint(folder: Path) -> LoadedCheckpoint | None:
-    """Return the newest good checkpoint of a log folder, None if it has none; CheckpointError if all are damaged."""
+    """Load the newest intact checkpoint of a log folder, or return None. CheckpointError if all are damaged."""
     candidates = [folder / checkpoint.CHECKPOINT, folder / checkpoint.PREVIOUS]
     notices: list[str] = []
     for path in candidates:
@@ -176,14 +176,15 @@ def _load_modes(state: TrainState, eval_modules: Sequence[str]) -> Iterator[str]
 
 
 def check_images(state: TrainState, images: ImageDataset, identity: Mapping[str, Mapping[str, Any]]) -> None:
-    """Set what identifies the images of a new run; CheckpointError if a resumed run has other images or classes.
+    """Record the fingerprints of a new run's images, or compare them with those of a resumed run.
 
-    With other images, the position in an epoch would mean another order, and the best score another validation.
+    Raises CheckpointError if a resumed run has other images or classes. With other images, the position in an epoch
+    would refer to another order, and the best score to another validation.
 
     Args:
     - `state`: the state that `start` returned.
     - `images`: the training images.
-    - `identity`: what `fingerprints` returned.
+    - `identity`: the result of `fingerprints`.
     """
     class_names = escape_names(images.classes) or None
     what = ""
@@ -228,10 +229,10 @@ def _differences(saved: dict[str, Any], state: TrainState) -> Iterator[str]:
 
 
 def _check_config(saved: dict[str, Any], config: Experiment, path: Path) -> Iterator[str]:
-    """Yield a notice if the number of epochs has grown; CheckpointError if a setting that must match differs."""
+    """Yield a notice if the number of epochs increased. CheckpointError if a setting that must match differs."""
     saved = {**saved, "network": validate_spec(saved["network"]).model_dump(mode="json")}
     now = dict(leaves(config.model_dump(mode="json")))
-    # A setting that is newer than the checkpoint defaults to the behavior before it existed.
+    # The default of a setting that is newer than the checkpoint is the behavior before the setting existed.
     defaults = leaves(config.defaults().model_dump(mode="json"))
     before = {**{key: value for key, value in defaults if key in now}, **dict(leaves(saved))}
     changes = [

@@ -1,4 +1,4 @@
-"""The state of a training run: everything that a step updates, and that a resume restores."""
+"""The state of a training run: everything that a step updates and a resume restores."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from zoo.memory.release import release_gradients
 
 # The position of a run: keys in checkpoints, and attributes of `TrainState`.
 POSITION_KEYS = ("epoch", "batch", "step")
-# Entries of parameter groups that choose an implementation and change no result; checkpoints do not override them.
+# Entries of parameter groups that select an implementation without changing results; checkpoints do not override them.
 DEVICE_KEYS = ("fused", "foreach")
 
 
@@ -35,9 +35,9 @@ class TrainState:
     task: Task
     process: Process
     model: nn.Module
-    """The bare network: its state dict has neither ``module.`` nor ``_orig_mod.`` in front."""
+    """The bare network: its state-dict keys have no prefix ``module.`` or ``_orig_mod.``."""
     wrapped_model: nn.Module
-    """What a step calls: ``model``, possibly wrapped by torch.compile and DistributedDataParallel."""
+    """The module that a step calls: ``model``, possibly wrapped by torch.compile and DistributedDataParallel."""
     optimizer: torch.optim.Optimizer
     scaler: torch.amp.GradScaler
     ema: nn.Module | None
@@ -47,9 +47,9 @@ class TrainState:
     replicas: Replicas
     """The replicas that this process runs."""
     epoch: int = 0
-    """Index of the running epoch."""
+    """Index of the current epoch."""
     batch: int = 0
-    """Number of batches of the running epoch that are done."""
+    """Number of completed batches of the current epoch."""
     step: int = 0
     """Number of optimizer steps since the start of training."""
     best_score: float = 0.0
@@ -59,7 +59,7 @@ class TrainState:
     ranking: Sequence[tuple[float, int]] = ()
     """The best scores and the indices of their epochs, best first, at most ``checkpoint.keep_best``."""
     images: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    """What identifies the images of "train" and "val", empty until it is known; a resume needs the same images."""
+    """Fingerprints of the images of "train" and "val"; empty until known. A resume needs the same images."""
     class_names: Sequence[str] | None = None
     """Class names in the order of the outputs, escaped by `escape`; None until they are known."""
     eval_modules: Sequence[str] = ()
@@ -128,7 +128,7 @@ def build_state(task: Task, model: nn.Module, process: Process) -> TrainState:
 def _eval_modules(model: nn.Module) -> list[str]:
     """Return the names of the modules in evaluation mode; empty if no module is in training mode.
 
-    A network in evaluation mode as a whole was scored or trained before, which says nothing about its next training.
+    A network that is in evaluation mode as a whole was scored or trained before; this says nothing about its training.
     """
     modes = {name: module.training for name, module in model.named_modules()}
     return [name for name, training in modes.items() if not training] if any(modes.values()) else []
@@ -144,8 +144,8 @@ def set_training_mode(state: TrainState) -> None:
 def update_average(state: TrainState) -> None:
     """Update the moving average, if this step does: ema = decay * ema + (1 - decay) * weights; the first one copies.
 
-    `torch.optim.swa_utils.AveragedModel` copies its step counter to the device and waits for it. Buffers are not
-    averaged; `broadcast_buffers` copies them.
+    Does not use `torch.optim.swa_utils.AveragedModel`, because its step counter synchronizes with the device. Buffers
+    are not averaged; `broadcast_buffers` copies them.
     """
     decay, every = state.config.optimizer.ema_decay, state.config.optimizer.ema_every
     if state.ema is None or decay is None or state.batch % every:
@@ -157,7 +157,7 @@ def update_average(state: TrainState) -> None:
 def all_finite(network: nn.Module) -> bool:
     """Return whether all parameters and buffers are finite; waits for the device."""
     tensors = [tensor.detach() for tensor in (*network.parameters(), *network.buffers())]
-    # aminmax propagates NaN, and on a CPU takes a fraction of the time of a norm or of isfinite.
+    # aminmax propagates NaN; on a CPU it is several times as fast as a norm or isfinite.
     ends: dict[torch.dtype, list[Tensor]] = {}
     for tensor in tensors:
         if tensor.is_floating_point() and tensor.numel():
@@ -168,8 +168,8 @@ def all_finite(network: nn.Module) -> bool:
 def broadcast_buffers(state: TrainState) -> None:
     """Broadcast rank 0's buffers (running statistics) to all ranks, and copy them to the moving average.
 
-    Norms that are not synchronized see other images on each rank, so this has to precede validation and checkpoints.
-    Every rank has to call it.
+    Required before validation and checkpoints, because unsynchronized norms see other images on each rank. Every rank
+    has to call it.
     """
     if state.process.world_size > 1:
         broadcast_tensors(list(state.model.buffers()))
@@ -206,9 +206,10 @@ def rank_state(state: TrainState) -> dict[str, Any]:
 
 
 def rank_states(state: TrainState) -> list[dict[str, Any]]:
-    """Return on rank 0 what has to be saved of each rank; every rank has to call it.
+    """Gather the states of all ranks to save on rank 0. Every rank has to call it.
 
-    With replicas it is one state for any number of ranks: random numbers are seeded in each step, and sums are added.
+    With replicas there is one state for any number of ranks: random numbers are seeded in each step, and sums are
+    added.
     """
     states = state.process.gather(rank_state(state))
     if state.config.optimizer.replicas is None or not states:
@@ -217,10 +218,10 @@ def rank_states(state: TrainState) -> list[dict[str, Any]]:
 
 
 def load_shared_state(state: TrainState, saved: dict[str, Any]) -> None:
-    """Load what `shared_state` returned, from a run with the same settings; keys and shapes have to match exactly.
+    """Load the result of `shared_state` from a run with the same settings. Keys and shapes have to match exactly.
 
-    Raises what Python and torch raise for content that does not fit: LookupError, TypeError, ValueError, RuntimeError
-    or AttributeError.
+    Raises the errors of Python and torch for content that does not fit: LookupError, TypeError, ValueError,
+    RuntimeError or AttributeError.
     """
     state.model.load_state_dict(saved["state_dict"])
     if state.ema is not None:
@@ -243,7 +244,7 @@ def _load_optimizer(optimizer: torch.optim.Optimizer, saved: dict[str, Any]) -> 
 
 
 def load_rank_states(state: TrainState, saved: list[dict[str, Any]]) -> None:
-    """Load this rank's part of what `rank_states` returned; with replicas only rank 0 has one."""
+    """Load this rank's part of the result of `rank_states`. With replicas only rank 0 has one."""
     if state.config.optimizer.replicas is None or state.process.is_main:
         load_rank_state(state, saved[state.process.rank])
 

@@ -20,16 +20,16 @@ from zoo.engine.process import Process
 logger = logging.getLogger(__name__)
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
-# Launchers forward a signal to processes that have received it already, as members of the process group. Within this
-# time two signals count as one request.
+# Launchers forward a signal to processes that already received it as members of the process group. Two signals within
+# this time count as one request.
 REPEAT_S = 5.0
-# How long a signaled rank waits for its next batch, and then for the other ranks, before it gives up. torchrun kills
-# its processes after 30 seconds.
+# Time that a signaled rank waits for its next batch, and then for the other ranks. torchrun kills its processes after
+# 30 seconds.
 STALL_S = 10.0
 PAUSE_S = 0.05
-EXIT_OF_SIGNAL = 128  # plus its number, as shells report it
-DATA_FAULT = "data fault"  # the reason to stop that is no signal, see `StopSignals.ask`
-NUMBER_OF_FAULT = 128  # above all signals, so that it wins the all-reduce
+EXIT_OF_SIGNAL = 128  # plus the number of the signal, as shells report it
+DATA_FAULT = "data fault"  # reason to stop without a signal, see `StopSignals.ask`
+NUMBER_OF_FAULT = 128  # larger than all signals, so that it wins the all-reduce
 LAG = 2  # steps from a request on one rank to the stop of all
 
 BatchT = TypeVar("BatchT")
@@ -49,12 +49,12 @@ class StopRequested(BaseException):
 
 
 class StopSignals:
-    """Context in which the first SIGTERM or SIGINT is only recorded; `agreed` tells when all ranks know of it.
+    """Context manager that only records the first SIGTERM or SIGINT; `agreed` tells when all ranks know of it.
 
     A signal may reach any subset of the ranks at any time, and all ranks have to save the same step. Each call of
     `agreed` therefore starts an all-reduce of one integer over the ``control`` group of the process (Gloo, on the host)
-    and waits for the all-reduce that the previous call started. A step hides the communication, and no GPU is waited
-    for.
+    and waits for the all-reduce that the previous call started. A step hides the communication, without waiting for a
+    GPU.
 
     The first signal is logged at once. While the process waits for a batch (`waits`), which may never come, the signal
     raises `StopRequested`: at once in a single process, and with several ranks after `STALL_S`, because they can only
@@ -63,7 +63,7 @@ class StopSignals:
     A second signal, `REPEAT_S` or more after the first, raises KeyboardInterrupt or SystemExit. While a collective
     operation hangs Python runs no signal handler: only SIGKILL then ends the process.
 
-    The former signal handlers are restored at the end. Outside the main thread, where Python allows no handlers, none
+    Restores the former signal handlers at the end. Outside the main thread, Python does not allow handlers, and none
     are installed.
     """
 
@@ -124,7 +124,7 @@ class StopSignals:
                 signal.pthread_kill(threading.main_thread().ident or 0, number)
 
     def waits(self, batches: Iterable[BatchT]) -> Iterator[BatchT]:
-        """Yield the batches; raise StopRequested if a signal comes while a batch does not."""
+        """Yield the batches. Raises StopRequested if a signal arrives while waiting for a batch."""
         iterator = iter(batches)
         while True:
             self._wait_start_s = time.monotonic()
@@ -159,19 +159,19 @@ class StopSignals:
             if time.monotonic() > deadline_s:
                 return False
             time.sleep(PAUSE_S)
-        # A rank in a validation may be a batch further than another.
+        # A rank in a validation may be one batch ahead of another.
         for _ in range(max(int(store.get(key)) for key in keys) - self._num_exchanges):
             self.agreed()
         return True
 
     def ask(self) -> None:
-        """Ask all ranks to stop, as a signal does, because this rank has no further batch."""
+        """Ask all ranks to stop, like a signal, because this rank has no further batch."""
         self._has_fault = True
 
     def agreed(self) -> str | None:
-        """Return the name of the signal, or `DATA_FAULT`, if all ranks stop here, else None; every rank has to call it.
+        """Return the name of the signal, or `DATA_FAULT`, if all ranks stop here, otherwise None.
 
-        With several ranks the answer lags behind the signal by one call.
+        Every rank has to call it. With several ranks the answer lags behind the signal by one call.
         """
         asked = NUMBER_OF_FAULT if self._has_fault else int(self._received)
         if self._process.control is None:
@@ -185,7 +185,7 @@ class StopSignals:
         return _name(answer)
 
     def agreed_at_once(self) -> str | None:
-        """Return the same as `agreed`, including all signals before this call; wait for the slowest rank."""
+        """Like `agreed`, but includes all signals before this call, and waits for the slowest rank."""
         return self.agreed() or self.agreed()
 
     def _finish_exchange(self) -> int:
@@ -199,10 +199,10 @@ class StopSignals:
 
 @contextmanager
 def ending_workers(stop_workers: Callable[[], object]) -> Iterator[None]:
-    """Context that calls ``stop_workers`` on an exception, and in which SIGTERM raises SystemExit.
+    """Calls ``stop_workers`` on an exception, and makes SIGTERM raise SystemExit.
 
-    Otherwise workers that hang would outlive the process, or keep it from ending. A handler of the user's for SIGTERM
-    stays, and so does every handler outside the main thread.
+    Otherwise hung workers would outlive the process or keep it from ending. Does not replace a user's handler for
+    SIGTERM, nor any handler outside the main thread.
     """
     is_main = threading.current_thread() is threading.main_thread()
     sets_handler = is_main and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL

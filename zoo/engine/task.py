@@ -21,7 +21,7 @@ Forward = Callable[[Tensor], Tensor]
 
 
 class EvalProtocol(Protocol):
-    """How images are scored: which views of an image the network sees, and how their logits are combined."""
+    """Evaluation protocol: the views of an image that the network sees, and the combination of their logits."""
 
     @property
     def name(self) -> str:
@@ -42,8 +42,8 @@ class Result(ABC):
     - `loss`: mean over the images, nats.
     - `count`: number of images.
     - `protocol`: name of the scoring protocol.
-    - `val`: the whole validation set, of which a limit may score only a part: number of images and classes, and a
-      digest of the names; None during training, whose log has it once.
+    - `val`: the full validation set, even if a limit scores a subset: number of images and classes, and a digest of the
+      names. None during training, where the log has it once.
     """
 
     labels: ClassVar[Mapping[str, str]]
@@ -81,7 +81,7 @@ class Result(ABC):
         return numbers
 
     def to_json(self, weights_md5: str | None, environment: dict[str, Any]) -> dict[str, Any]:
-        """Return the content of a result file; a loss that is not finite becomes null, as JSON has no NaN."""
+        """Return the content of a result file. A loss that is not finite becomes null, because JSON has no NaN."""
         return {
             **self.record(),
             "loss": self.loss if math.isfinite(self.loss) else None,

@@ -64,7 +64,7 @@ class Trainer:
         self.stop = StopSignals(state.process)
         self.writer = CheckpointWriter(state.process, log_dir)
         self.pace = Pace()
-        self._fault = ""  # why this rank has no further batch; the text, as an exception would hold on to the workers
+        self._fault = ""  # why this rank has no further batch; an exception would hold on to the workers
 
     def train(self) -> Result | None:
         """Train to the end of the schedule, or until scores are stale; return the result of the last validation.

@@ -35,7 +35,7 @@ def validate(
     advance: Callable[[int], object] | None = None,
     record: Callable[[Batch, Tensor], object] | None = None,
 ) -> Result:
-    """Return the scores of ``model`` over the images of all ranks, the same on every rank.
+    """Score ``model`` on the images of all ranks; return the same result on every rank.
 
     Args:
     - `model`: images (N, 3, h, w) -> logits. It runs in evaluation mode; the modes of its modules are restored.
@@ -76,7 +76,7 @@ def validate(
 
 @contextmanager
 def _evaluating(model: nn.Module) -> Iterator[None]:
-    """Context in evaluation mode. It restores the mode of each module, as norms may be frozen."""
+    """Sets evaluation mode; restores the mode of each module on exit, because norms may be frozen."""
     modes = {module: module.training for module in model.modules()}
     model.eval()
     try:

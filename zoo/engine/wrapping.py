@@ -21,10 +21,10 @@ _BUFFER_OPTION = next(name for name in _NAMES if name in inspect.signature(Distr
 
 
 def compile_network(model: nn.Module) -> nn.Module:
-    """Return the model, compiled by torch.compile.
+    """Compile the model with torch.compile.
 
-    The graphs of a `zoo.lean` network save what lean training saves, see `zoo.remat.inductor_options`, and the network
-    itself is lean no longer.
+    The graphs of a `zoo.lean` network save the same tensors as lean training, see `zoo.remat.inductor_options`; the
+    network itself is no longer lean.
     """
     if not is_lean(model):
         return torch.compile(model)  # type: ignore[return-value]
@@ -32,10 +32,10 @@ def compile_network(model: nn.Module) -> nn.Module:
 
 
 def distribute(network: nn.Module, process: Process) -> nn.Module:
-    """Return ``network``, wrapped in DistributedDataParallel if there are several processes.
+    """Wrap ``network`` in DistributedDataParallel if there are several processes.
 
-    Rank 0's weights are broadcast to all ranks. Buffers are not broadcast at each step, as training does not read
-    running statistics; `zoo.engine.state.broadcast_buffers` does so before they are read or saved.
+    Broadcasts rank 0's weights to all ranks. Does not broadcast buffers in each step, because training does not read
+    running statistics; `zoo.engine.state.broadcast_buffers` broadcasts them before they are read or saved.
     """
     if process.world_size == 1:
         return network
@@ -61,8 +61,9 @@ def _average_in_rank_order(_: None, bucket: dist.GradBucket) -> torch.futures.Fu
     """Communication hook: overwrite the bucket with its mean over all ranks, summed from rank 0 to the last.
 
     Gloo's all-reduce starts at another rank for each part of a bucket, and DistributedDataParallel rebuilds its buckets
-    after the first step. With more than two ranks the first step after a resume would differ, in the last bit, from the
-    same step of an uninterrupted run. Like a ring all-reduce this sends and receives twice the size of the bucket.
+    after the first step. With more than two ranks, the first step after a resume would differ in the last bit from the
+    same step of an uninterrupted run. Like a ring all-reduce, this hook sends and receives twice the size of the
+    bucket.
     """
     world_size, flat = dist.get_world_size(), bucket.buffer()
     parts = F.pad(flat, (0, -flat.numel() % world_size)).view(world_size, -1)

@@ -20,7 +20,7 @@ from tqdm.std import tqdm
 from zoo.errors import escape
 
 with warnings.catch_warnings():
-    warnings.simplefilter("ignore", TqdmWarning)  # in a notebook without ipywidgets, lines are printed
+    warnings.simplefilter("ignore", TqdmWarning)  # a notebook without ipywidgets gets lines instead
     from tqdm.auto import tqdm as auto_tqdm
 
 logger = logging.getLogger(__name__)
@@ -33,7 +33,7 @@ BAR_FORMAT = "{desc} {n_fmt}/{total_fmt} |{bar}|"
 class PlainFormatter(logging.Formatter):
     """Formats records safely: they can neither color a terminal nor imitate another record.
 
-    Control characters are escaped. Line breaks are kept, and all lines but the first are indented.
+    Escapes control characters. Preserves line breaks, and indents all lines after the first.
     """
 
     def format(self, record: logging.LogRecord) -> str:
@@ -49,7 +49,7 @@ class ConsoleHandler(logging.Handler):
         if getattr(record, "only_in_files", False) or (getattr(record, "shown_by_bar", False) and draws_bars()):
             return
         try:
-            # One write with its line break, between which no other process can write a line of its own.
+            # One write including the line break, so that no other process can write in between.
             tqdm.write(f"{self.format(record)}\n", file=sys.stderr, end="")
         except Exception:
             self.handleError(record)
@@ -63,14 +63,14 @@ def is_notebook() -> bool:
 def draws_bars() -> bool:
     """Return whether progress is shown as bars: on a terminal or in a notebook, if a `ConsoleHandler` prints the lines.
 
-    A handler of the user's own would write into the bars. It gets lines instead.
+    A user's own handler would write into the bars, and gets lines instead.
     """
     prints = any(isinstance(handler, ConsoleHandler) for handler in logging.getLogger("zoo").handlers)
     return prints and (sys.stderr.isatty() or is_notebook())
 
 
 def environment_rank() -> int:
-    """Return the rank of this process for its log; 0 if RANK is not a number, which distributed commands report."""
+    """Return the rank of this process for its log; 0 if RANK is not a number (distributed commands report that)."""
     text = os.environ.get("RANK", "0")
     return int(text) if text.isdecimal() and len(text) < 10 else 0
 
@@ -78,7 +78,7 @@ def environment_rank() -> int:
 def set_up_console(rank: int) -> None:
     """Send zoo's log records to stderr: all records of rank 0, and warnings of other ranks with their rank.
 
-    Also makes stdout and stderr escape characters that their encoding lacks instead of raising an error.
+    Also makes stdout and stderr escape characters that their encoding does not support, instead of raising an error.
     """
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # tests and notebooks replace them with other objects
@@ -90,9 +90,9 @@ def set_up_console(rank: int) -> None:
 
 @contextmanager
 def console(rank: int, verbose: bool) -> Iterator[None]:
-    """Context in which a call from Python shows what the command shows, or nothing unless ``verbose``.
+    """Makes a call from Python print what the command prints, or nothing unless ``verbose``.
 
-    If the user has configured logging, other than to files, zoo's records reach the user that way, and only that way.
+    If the user has configured logging, other than to files, zoo's records go only there.
     """
     zoo_logger = logging.getLogger("zoo")
     handlers, level = list(zoo_logger.handlers), zoo_logger.level
@@ -121,7 +121,7 @@ def _console_handler(rank: int) -> ConsoleHandler:
 
 
 def _is_printed(source: logging.Logger | None) -> bool:
-    """Return whether a logger or one of its parents has a handler that is not for files."""
+    """Return whether a logger or one of its parents has a handler that does not write to a file."""
     while source is not None:
         if any(not isinstance(handler, logging.FileHandler | logging.NullHandler) for handler in source.handlers):
             return True

@@ -22,8 +22,8 @@ RESULTS_DIR = "docs/results"
 def describe_environment(device: torch.device) -> dict[str, str | int | None]:
     """Return the versions, settings and hardware that a result on ``device`` depends on, and the date, for JSON.
 
-    Values are None if something is not installed or is irrelevant on this device. Older files lack newer keys: read
-    them with ``.get``.
+    A value is None if it is not installed or irrelevant on this device. Older files lack newer keys: read them with
+    ``.get``.
     """
     on_gpu = device.type == "cuda"
     return {
@@ -64,8 +64,8 @@ def utc_now() -> str:
 def checkout_commit() -> str | None:
     """Return the commit of the checkout that zoo runs from, with ``-dirty`` if tracked files have changed.
 
-    None if zoo does not run from a checkout. Cached, because a process keeps running the code that it started with.
-    Changes in docs/results do not count: benchmarks write result files there one after another.
+    Returns None if zoo does not run from a checkout. Cached, because a process keeps running the code that it started
+    with. Ignores changes in docs/results, where benchmarks write result files one after another.
     """
     head = git("rev-parse", "--verify", "HEAD")
     if head is None:
@@ -75,7 +75,7 @@ def checkout_commit() -> str | None:
 
 
 def git(*words: str) -> str | None:
-    """Return what git prints in the checkout; None if it fails, or if there is no git or no checkout."""
+    """Run git in the checkout and return its output; None if it fails, or without git or checkout."""
     if not (ROOT / ".git").exists():
         return None
     try:
@@ -86,14 +86,14 @@ def git(*words: str) -> str | None:
 
 
 def libjpeg_version() -> str | None:
-    """Return name and version of the JPEG decoder, on which decoded pixels depend."""
+    """Return name and version of the JPEG decoder. Decoded pixels depend on it."""
     name = "libjpeg-turbo" if features.check_feature("libjpeg_turbo") else "libjpeg"
     version = features.version_feature("libjpeg_turbo") or features.version_codec("jpg")
     return None if version is None else f"{name} {version}"
 
 
 def tf32_settings() -> str:
-    """Return for which operations a GPU may use TF32, which keeps 10 of the 23 mantissa bits of float32."""
+    """Return the operations that may use TF32 on a GPU, with 10 of the 23 mantissa bits of float32."""
     convolutions = torch.backends.cudnn.conv  # type: ignore[attr-defined]
     uses = {"matrix products": torch.backends.cuda.matmul, "convolutions": convolutions}
     return ", ".join(f"{what} {'on' if used.fp32_precision == 'tf32' else 'off'}" for what, used in uses.items())

@@ -40,10 +40,10 @@ VISTAS_COLORS = {
 
 
 def colors_of(config: Experiment) -> np.ndarray:
-    """Return the color of each class, (C, 3) uint8: the published colors of Vistas, or else of PASCAL VOC.
+    """Return the color of each class, (C, 3) uint8: the published colors of Vistas, otherwise those of PASCAL VOC.
 
-    Each three bits of a class, from the lowest, are a bit of red, green and blue, from the highest. The first 256
-    colors are distinct.
+    In PASCAL VOC's colors, each three bits of a class, from the lowest, become one bit of red, green and blue, from the
+    highest. The first 256 colors are distinct.
     """
     if _is_vistas(config):
         return np.array([list(bytes.fromhex(color)) for color in VISTAS_COLORS.values()], dtype=np.uint8)
@@ -68,7 +68,7 @@ def _is_vistas(config: Experiment) -> bool:
 
 
 def write_palette(path: Path, _: Image.Image, segments: Segments, colors: np.ndarray) -> None:
-    """Write the classes as an indexed PNG with these ``colors``; ConfigError for more than 256 classes."""
+    """Write the classes as an indexed PNG with these ``colors``. Raises ConfigError for more than 256 classes."""
     if len(colors) > PALETTE_SIZE:
         what = f"the network has {len(colors):,} classes, but PNG files of kind palette can hold {PALETTE_SIZE}"
         raise ConfigError(what, "--output", "give ids, prob or overlay")
@@ -78,15 +78,15 @@ def write_palette(path: Path, _: Image.Image, segments: Segments, colors: np.nda
 
 
 def write_ids(path: Path, _: Image.Image, segments: Segments, colors: np.ndarray) -> None:
-    """Write the classes as a gray PNG, with 8 bits up to 256 classes, else 16."""
+    """Write the classes as a gray PNG, with 8 bits for up to 256 classes, otherwise with 16 bits."""
     _write_png(path, Image.fromarray(_ids(segments, colors)))
 
 
 def write_probabilities(path: Path, _: Image.Image, segments: Segments, colors: np.ndarray) -> None:
     """Write a compressed npz file of two arrays (H, W): ``classes``, and their ``probability`` as float16.
 
-    float16 has three decimals near 1, more than probabilities are accurate to. Probabilities of the other classes are
-    left out: for the 65 classes of Vistas they would take 270 MB per image of two megapixels.
+    float16 has three decimals near 1, more than the accuracy of probabilities. Probabilities of the other classes are
+    omitted: for the 65 classes of Vistas they would take 270 MB per image of two megapixels.
     """
     content = io.BytesIO()
     probability = segments.probabilities.numpy().astype(np.float16)
@@ -100,7 +100,7 @@ def write_gray_probabilities(path: Path, _: Image.Image, segments: Segments, col
 
 
 def write_overlay(path: Path, image: Image.Image, segments: Segments, colors: np.ndarray) -> None:
-    """Write the image blended with the colors of its classes, half of each, as PNG."""
+    """Write the mean of the image and the colors of its classes as PNG."""
     painted = Image.fromarray(colors[segments.classes.numpy()])
     _write_png(path, Image.blend(image.convert("RGB"), painted, OVERLAY_OPACITY))
 

@@ -23,10 +23,10 @@ SETTINGS_FILE = "experiment.json"
 
 @contextmanager
 def log_folder(folder: Path, process: Process, *, continues: bool) -> Iterator[None]:
-    """Context manager: creates ``folder`` and locks it against other runs. Every rank must enter it.
+    """Creates ``folder`` and locks it against other runs. Every rank must enter it.
 
     Args:
-    - `continues`: whether the run resumes from a checkpoint in this folder. Otherwise a folder with a checkpoint is an
+    - `continues`: whether the run resumes from a checkpoint in this folder. Otherwise a checkpoint in the folder is an
       error.
 
     Raises ConfigError, on every rank, if another run uses the folder, if it holds an earlier run, or if it is not
@@ -51,7 +51,7 @@ def log_folder(folder: Path, process: Process, *, continues: bool) -> Iterator[N
 
 @contextmanager
 def writable(folder: Path) -> Iterator[None]:
-    """Context manager: turns an OSError while a log is written into a ConfigError."""
+    """Converts an OSError while a log is written to a ConfigError."""
     try:
         yield
     except OSError as error:

@@ -21,7 +21,7 @@ from zoo.weights.hub import CONFIG, WEIGHTS, check_hub_installed, is_repository,
 from zoo.weights.safetensors_files import check_installed, safetensors_bytes
 
 CARD = "README.md"
-# What timm describes of its own networks, beside their preprocessing.
+# Keys of timm's description of its own networks, besides preprocessing.
 OF_TIMM = ("first_conv", "classifier", "pool_size", "fixed_input_size", "min_input_size")
 PIPELINES = {"classification": "image-classification", "segmentation": "image-segmentation"}
 
@@ -33,18 +33,18 @@ def push(
     weights: str | os.PathLike[str] | None = None,
     license_id: str | None = None,
 ) -> str:
-    """Publish a network as ``hf-hub:repository``, and return the address of the commit.
+    """Publish a network as ``hf-hub:repository``; return the address of the commit.
 
-    The repository is created if it does not exist. Its model card, which its owner may have edited, is not replaced.
+    Creates the repository if it does not exist. Does not replace its model card, because the owner may have edited it.
 
     Args:
-    - `network`: a name as `zoo.load_network` takes it, or its result.
+    - `network`: a name for `zoo.load_network`, or its result.
     - `repository`: OWNER/NAME.
     - `weights`: weights file or published name; default: the weights of ``network``.
-    - `license_id`: license of the weights, as the Hub calls it ("apache-2.0"). Default: as for published weights.
+    - `license_id`: license of the weights, by the Hub's name ("apache-2.0"). Default: as for published weights.
 
-    Raises ConfigError for a malformed name and a missing license; WeightsError for weights
-    that are not finite, and if the Hub refuses.
+    Raises ConfigError for a malformed name and a missing license. Raises WeightsError for weights that are not finite,
+    and if the Hub refuses.
     """
     if not is_repository(repository):
         raise ConfigError(f"{escape(repository)!r} is not the name of a repository", remedy="give OWNER/NAME")
@@ -78,7 +78,7 @@ def _upload(repository: str, files: Mapping[str, bytes], card: str) -> str:
             files = {**files, CARD: card.encode()}
         operations = [CommitOperationAdd(path_in_repo=name, path_or_fileobj=content) for name, content in files.items()]
         return str(api.create_commit(repository, operations, commit_message="Upload weights with zoo push").commit_url)
-    except Exception as error:  # of the HTTP client, which differs between versions of huggingface_hub
+    except Exception as error:  # versions of huggingface_hub use different HTTP clients
         remedy = "log in with hf auth login, or set HF_TOKEN to a token that may write to the repository"
         if constants.HF_HUB_OFFLINE:
             remedy = "unset HF_HUB_OFFLINE"
@@ -88,7 +88,7 @@ def _upload(repository: str, files: Mapping[str, bytes], card: str) -> str:
 def hub_config(network: LoadedNetwork, record: NetworkRecord) -> dict[str, Any]:
     """Return the content of config.json: the keys of timm, and the record under "network".
 
-    timm loads its own networks from it. The architectures of other packages have a prefix that timm does not know.
+    timm loads its own networks from it. Architectures of other packages have a prefix that timm does not recognize.
     """
     spec = record.spec
     is_timm = isinstance(spec, ExternalSpec) and spec.package == "timm"
@@ -120,14 +120,14 @@ def model_card(
     Args:
     - `network`, `record`: the network and its description.
     - `repository`: OWNER/NAME.
-    - `license_id`: license as the Hub calls it; None: the license of ``entry``, in words.
-    - `entry`: the published weights, whose scores the card has; None for other weights.
+    - `license_id`: license by the Hub's name; None for the license of ``entry``, in words.
+    - `entry`: the published weights with the scores for the card; None for other weights.
     """
     from huggingface_hub import ModelCardData
 
     license_text = "" if entry is None else entry.weights.license
     own: dict[str, Any] = {"license": license_id}
-    if license_id is None:  # the name of another license has no spaces or capitals there
+    if license_id is None:  # on the Hub, names of other licenses have no spaces or capitals
         own = {"license": "other", "license_name": re.sub(r"[^a-z0-9.]+", "-", license_text.lower())}
     pipeline = PIPELINES[network.experiment.task]
     arch = record.spec.arch

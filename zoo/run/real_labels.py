@@ -20,7 +20,7 @@ _CONTENT = TypeAdapter(list[list[Annotated[int, Field(ge=0, lt=NUM_CLASSES)]]])
 
 
 def read_real_labels(path: Path) -> list[frozenset[int]]:
-    """Return the labels of the 50,000 images in the order of their numbers; some images have none.
+    """Read the labels of the 50,000 images in the order of their numbers. Some images have none.
 
     The file is ``real.json`` of https://github.com/google-research/reassessed-imagenet: a list of 50,000 lists of
     classes, 0 to 999. Raises DataError for any other file.
@@ -40,7 +40,7 @@ def real_labels_of(targets: Mapping[str, int | None], labels: Sequence[frozenset
     """Return the labels of each image of ``targets`` (path -> scored class); some images have none.
 
     Raises DataError for a file that is not named like an image of ImageNet's validation set, and for a target that
-    differs from the class of the image's folder, because the network then numbers the classes in another order.
+    differs from the class of the image's folder: the network then numbers the classes in another order.
     """
     wnids = {wnid: number for number, wnid in enumerate(imagenet_wnids())}
     found = {}

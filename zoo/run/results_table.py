@@ -16,7 +16,8 @@ if TYPE_CHECKING:  # commands that only print a table do not wait for torch
 def results_table(title: str, labels: Mapping[str, str], results: Sequence[Result], expected: Expected | None) -> str:
     """Return a Markdown table with a row per result, each followed by a row with the expected score if there is one.
 
-    Standard errors, in percentage points, follow the scores. ``labels``: the scores to show, `Task.shown_labels`.
+    Standard errors, in percentage points, follow the scores. ``labels`` are the scores to show, see
+    `Task.shown_labels`.
     """
     with_error = [name for name in results[0].standard_errors() if name in labels]
     rows: list[list[Cell]] = []

@@ -1,7 +1,7 @@
 """Scores on variants of ImageNet: the classes, images and measures of each.
 
-- ImageNet-A and -R (Hendrycks et al. 2021): 200 classes of ImageNet in folders named by wnid. As their authors do, the
-  network chooses among these classes alone.
+- ImageNet-A and -R (Hendrycks et al. 2021): 200 classes of ImageNet in folders named by wnid. As in the authors' code,
+  the network chooses only among these classes.
 - ImageNet-Sketch (Wang et al. 2019): folders named by wnid.
 - ImageNet-V2 (Recht et al. 2019): folders named by the number of the class.
 - ImageNet-ReaL (Beyer et al. 2020): the validation set with several labels per image, or none.
@@ -37,8 +37,8 @@ logger = logging.getLogger(__name__)
 REAL_LABELS = "real.json"
 
 
-RESTRICTED = ("imagenet-a", "imagenet-r")  # the network chooses among the classes of the folders alone
-NUM_RESTRICTED = 200  # class folders of each of these
+RESTRICTED = ("imagenet-a", "imagenet-r")  # the network chooses only among the classes of the folders
+NUM_RESTRICTED = 200  # number of class folders in these sets
 
 
 def score_set(
@@ -51,7 +51,7 @@ def score_set(
     record: PredictionCollector | None = None,
     **options: Any,
 ) -> Scores:
-    """Return the scores of a network with ImageNet's classes on the robustness set ``name`` in ``folder``.
+    """Score a network with ImageNet's classes on the robustness set ``name`` in ``folder``.
 
     Args:
     - `folder`: the unpacked set: class folders, or shards of them; for "imagenet-real" a folder with val/, the class
@@ -96,7 +96,7 @@ def _score_variant(
 
 
 class Restricted(nn.Module):
-    """A classifier that chooses among some of its classes: the logits of all others are minus infinity.
+    """A classifier that chooses among some of its classes. The logits of all other classes are minus infinity.
 
     Args:
     - `model`: images -> logits (N, classes).
@@ -148,6 +148,6 @@ def _score_real(
     if num_without:
         table += f"\n\n{num_without:,} more images have no label and are excluded."
     content = result_json(network, result, process)
-    del content["loss"]  # of the single labels
+    del content["loss"]  # it refers to the single labels
     of_real = {**scores, "standard_errors": errors, "count": len(labeled), "without_label": num_without}
     return Scores(table, {"set": "imagenet-real", **content, **of_real})

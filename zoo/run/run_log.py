@@ -122,13 +122,14 @@ class JsonLines:
     def write(self, event: str, **fields: Any) -> None:
         """Append an object of ``event``, ``time_s`` (Unix time) and the ``fields``.
 
-        NaN and infinities become null. Raises OSError if the record cannot be written; the file then has no part of it.
+        NaN and infinities become null. If the record cannot be written, raises OSError and leaves no part of it in the
+        file.
         """
         record = {"event": event, "time_s": round(time.time(), 3), **fields}
         text = json.dumps({key: _finite(value) for key, value in record.items()}, allow_nan=False)
         end, left = os.fstat(self._file.fileno()).st_size, f"{text}\n".encode()
         try:
-            while left:  # a nearly full disk accepts a part of the record
+            while left:  # a nearly full disk accepts only part of the record
                 left = left[self._file.write(left) :]
         except OSError:
             os.ftruncate(self._file.fileno(), end)
@@ -143,8 +144,8 @@ class JsonLines:
 class RunLog:
     """Writes ``training_<rank>.log`` on every rank; on rank 0 also metrics.jsonl, TensorBoard and the progress bar.
 
-    A context manager. Raises ConfigError if the files cannot be opened. Later write errors are counted, the first one
-    is logged, and training continues: the run ends only if a checkpoint cannot be written.
+    A context manager. Raises ConfigError if the files cannot be opened. Counts later write errors and logs the first
+    one; training continues. Only a checkpoint that cannot be written ends the run.
 
     Args:
     - `log_dir`: folder of all files; created if necessary. A second run in the same folder appends to them.
@@ -171,7 +172,7 @@ class RunLog:
             opened.pop_all()
         zoo_logger = logging.getLogger("zoo")
         self._level = zoo_logger.level
-        if zoo_logger.getEffectiveLevel() > logging.INFO:  # outside of the command line nothing else has set it
+        if zoo_logger.getEffectiveLevel() > logging.INFO:  # only the command line sets it otherwise
             zoo_logger.setLevel(logging.INFO)
         zoo_logger.addHandler(self._text)
 
@@ -236,7 +237,7 @@ class RunLog:
 
     @contextmanager
     def progress(self, title: str, total: int, done: int = 0) -> Iterator[Callable[[int], object]]:
-        """Context manager: bar of ``total`` batches, ``done`` of them finished; yields a function to advance it."""
+        """Shows a bar of ``total`` batches, ``done`` of them finished; yields a function that advances it."""
         with Progress(title, total, done, show=self._is_main, lines=title == VALIDATION) as progress:
             self._progress = progress
             try:

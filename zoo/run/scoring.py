@@ -50,10 +50,10 @@ def score(
     split: str = "val",
     verbose: bool = True,
 ) -> Result:
-    """Return the scores of a network on the images of ``data``/val, each scored exactly once.
+    """Score a network on the images of ``data``/val, each image exactly once.
 
-    The network's experiment determines the task. Classification is scored on crops as the ``protocol`` says,
-    segmentation on whole images, with logits resized to the label maps.
+    The network's experiment determines the task. The ``protocol`` determines the crops for classification; segmentation
+    is scored on whole images, with logits resized to the label maps.
 
     >>> import zoo
     >>> result = zoo.score("runs/mine/checkpoint.pth.tar", "data")
@@ -61,16 +61,15 @@ def score(
     center10-scale12: 7 images, top-1 between 0 and 100 %: True
 
     Args:
-    - `network`: a name as `zoo.load_network` takes it, or its result, whose model is moved to the device of
-      ``process``.
+    - `network`: a name for `zoo.load_network`, or its result. The model is moved to the device of ``process``.
     - `data`: folder with val/ with a folder per class or shards, also by URL (https://host/path, s3://bucket/path); for
       segmentation a folder as ``segmentation.layout`` says; or the name of a data set, torchvision:NAME or hf:NAME.
       Classes are matched to the network's outputs by name, see `match_classes`.
     - `protocol`: evaluation protocol, or the name of a published one, such as "center224" or, for segmentation,
       "whole-flip"; default: the protocol of the network's experiment.
     - `weights`: weights file or published name; default: the weights of ``network``.
-    - `process`: this process of a distributed run, in which all processes get the same result; default: a single
-      process, on a CUDA device if available.
+    - `process`: this process of a distributed run (all processes get the same result); default: a single process, on a
+      CUDA device if available.
     - `workers`: worker processes that read images; with 0 this process reads them itself.
     - `batch_size`: images per batch and process, for classification; default: the experiment's batch size (a tenth of
       it for ten crops) divided by the number of processes. Segmentation scores one image at a
@@ -81,8 +80,8 @@ def score(
     - `split`: the folder in ``data``, for classification.
     - `verbose`: whether progress and warnings are shown.
 
-    Raises ConfigError for an unknown protocol, one of another task, crops that do not fit the network, and, on every
-    process, if processes have different arguments; DataError for unsuitable data.
+    Raises ConfigError for an unknown protocol, a protocol of another task, crops that do not fit the network, and on
+    every process if processes have different arguments. Raises DataError for unsuitable data.
     """
     with console(environment_rank() if process is None else process.rank, verbose):
         network = as_loaded(network, weights)
@@ -160,7 +159,7 @@ def score_data(
     process: Process,
     **options: Any,
 ) -> Scores:
-    """Return table and result file of `score`, for a segmentation with a table of the classes."""
+    """Run `score`; return table and result file, for a segmentation with a table of the classes."""
     result = score(network, data, protocol, process=process, **options)
     table = results_table(
         network.title, task_of(network.experiment).shown_labels, [result], network.experiment.expected
@@ -185,7 +184,7 @@ def single_process() -> Process:
 
 
 def _resolve_protocol(network: LoadedNetwork, protocol: EvalProtocol | str | None) -> EvalProtocol:
-    """Return the protocol for an optional protocol or name. Raises ConfigError for one of another task."""
+    """Return the protocol for a protocol, a name or None. Raises ConfigError for a protocol of another task."""
     task = task_of(network.experiment)
     known, own = task.protocols, task.own_protocol
     if protocol is None or type(protocol) is type(own):

@@ -1,4 +1,4 @@
-"""Runs a training script whose networks train lean, without an edit of the script."""
+"""Runs a training script with lean networks, without editing the script."""
 
 from __future__ import annotations
 
@@ -34,20 +34,20 @@ from zoo.remat.limit import watch_optimizers
 from zoo.tables import Cell, bytes_text, counted, markdown_table
 from zoo.torch_internals.data import tensors_of
 
-WRAPPERS = (DataParallel, DistributedDataParallel)  # call the network, which is then the outermost module
-PERIOD = 11  # steps, of which one runs plainly for the comparison: prime, as optimizers may take turns
-MAX_TIMES = 10_000  # steps that are timed
+WRAPPERS = (DataParallel, DistributedDataParallel)  # they call the network; it counts as the outermost module
+PERIOD = 11  # one of so many steps runs plainly for the comparison; prime, because optimizers may alternate
+MAX_TIMES = 10_000  # number of steps that are timed
 
 
 @dataclass
 class Network:
-    """What is known of a network that a script trains.
+    """Record of a network that a script trains.
 
     Args:
-    - `title`: its class and the number of its parameters.
-    - `budget`: its own; a limit in bytes holds for the process.
-    - `num_calls`: its calls with gradients.
-    - `why_plain`: why its last call ran plainly; "" if it ran lean.
+    - `title`: class and number of parameters.
+    - `budget`: budget of this network; a limit in bytes applies to the process.
+    - `num_calls`: number of calls with gradients.
+    - `why_plain`: why the last call ran plainly; "" if it ran lean.
     - `is_trained`: whether backward has reached one of its calls. Constructors may call parts to learn their sizes.
     """
 
@@ -96,15 +96,15 @@ class Steps:
 
 
 class LeanCalls:
-    """While active, the outermost module calls with gradients run as `zoo.lean` would run them.
+    """Context manager that runs the outermost module calls with gradients as `zoo.lean` would run them.
 
-    Modules without parameters, such as criteria, run plainly, and so do calls of networks that need no gradients.
+    Modules without parameters, such as criteria, and calls of networks that need no gradients run plainly.
 
     Args:
     - `budget`: as for `zoo.lean`, for each network.
-    - `compare`: whether one of `PERIOD` steps runs plainly, to know its time.
+    - `compare`: run one of `PERIOD` steps plainly, to measure its time.
 
-    ``has_spawned`` tells whether other processes have calls of their own.
+    ``has_spawned`` tells whether other processes have their own calls.
     """
 
     def __init__(self, budget: float | int | str | None = None, compare: bool = False) -> None:
@@ -177,7 +177,7 @@ class LeanCalls:
         return context_of_call(module, known.budget, args, kwargs)
 
     def report(self) -> str:
-        """Return a table with a row for each network, and a line about each that ran plainly."""
+        """Return a table with one row per network, and one line per network that ran plainly."""
         lines = []
         networks = [each for each in self.networks if each.is_trained]
         lean = [each for each in networks if not each.why_plain]
@@ -276,7 +276,7 @@ def _run_file(target: str) -> None:
         code = compile(file.read(), path, "exec")
     main = types.ModuleType("__main__")
     vars(main).update(__file__=path, __builtins__=builtins)
-    sys.modules["__main__"] = main  # where pickle and spawned processes look for what the script defines
+    sys.modules["__main__"] = main  # pickle and spawned processes look up the script's definitions here
     exec(code, vars(main))
 
 
@@ -304,7 +304,7 @@ def _print_report(calls: LeanCalls) -> None:
 
 
 class _InProcess:
-    """A function of a spawned process, whose networks train lean too."""
+    """Wraps the function of a spawned process so that its networks are lean, too."""
 
     def __init__(self, function: Callable[..., Any], calls: LeanCalls) -> None:
         self._function, self._options = function, calls.options
@@ -320,7 +320,7 @@ class _InProcess:
 
 @contextmanager
 def _spawned_processes_too(calls: LeanCalls) -> Iterator[None]:
-    """Let networks of processes that `torch.multiprocessing` spawns train lean."""
+    """Makes networks lean in processes that `torch.multiprocessing` spawns."""
     module: Any = torch.multiprocessing
     start = module.start_processes
 

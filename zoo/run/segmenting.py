@@ -66,14 +66,14 @@ def segment(
     process: Process | None = None,
     verbose: bool = True,
 ) -> Segmented:
-    """Write the class of each pixel of images to ``out``/KIND/NAME, and return how many there are.
+    """Write the class of each pixel of images to ``out``/KIND/NAME; return the numbers of images.
 
-    An image is skipped if its files exist. Unreadable images are logged and listed in the result, and the others
-    continue. Under torchrun each process calls this function, takes its share of the images (rank r of W takes the
-    images r, r + W and so on), and gets the result of all.
+    Skips an image if its files exist. Logs unreadable images, lists them in the result, and continues with the others.
+    Under torchrun each process calls this function, takes its share of the images (rank r of W takes the images r, r +
+    W and so on), and gets the result of all.
 
     Args:
-    - `network`: a name as `zoo.load_network` takes it, or its result.
+    - `network`: a name for `zoo.load_network`, or its result.
     - `source`: image, or folder.
     - `out`: folder for the files, outside of ``source``.
     - `weights`: weights file or published name; default the weights of ``network``.
@@ -81,22 +81,22 @@ def segment(
       bits for more than 256), "prob" (npz with the class and probability of each pixel), "overlay" (colors over the
       image); or other kinds.
     - `scales`: factors by which the sides of the image are scaled.
-    - `flip`: whether the mirror image is added at each scale.
-    - `fusion`: how the class of a pixel is selected from these views: "mean" of the probabilities, "voting", or "max",
-      the largest probability in any view; see `zoo.tasks.tta.segment_image`.
+    - `flip`: add the mirror image at each scale.
+    - `fusion`: rule that selects the class of a pixel from these views: "mean" of the probabilities, "voting", or
+      "max", the largest probability in any view; see `zoo.tasks.tta.segment_image`.
     - `longest_side`: longer side in px that images are scaled to; default the experiment's
       ``segmentation.longest_side_val``.
     - `classes_at`: size at which classes are selected. "image": logits are resized to the size of the image first.
       "input": classes and probabilities are selected at the size of the network's input, and resized to the size of the
       image by the nearest pixel, as in the script of the original project.
-    - `overwrite`: whether all images are segmented again and their files replaced.
+    - `overwrite`: segment all images again and replace their files.
     - `endings`: endings of the images in a folder ``source``, in lower or upper case.
-    - `recursive`: whether subfolders of ``source`` are searched, too.
+    - `recursive`: also search subfolders of ``source``.
     - `process`: this process, if `zoo.engine.process.open_process` is open already.
-    - `verbose`: whether progress and unreadable images are shown.
+    - `verbose`: show progress and unreadable images.
 
-    Raises ConfigError for impossible options and for a classifier; DataError if there are no images, or two images
-    would have the same files; WeightsError for weights that do not fit.
+    Raises ConfigError for impossible options and for a classifier, DataError if there are no images, or if two images
+    would have the same files, and WeightsError for weights that do not fit.
     """
     check_views(scales, fusion)
     source, out = Path(source), Path(out)
@@ -230,6 +230,6 @@ def _input(image: Image.Image, experiment: Experiment, longest_side: int | None)
 
 
 def _resized(segments: Segments, size: tuple[int, int]) -> Segments:
-    """Return ``segments`` resized by the nearest pixel to a ``size`` (width, height)."""
+    """Resize ``segments`` to a ``size`` (width, height) by nearest neighbor."""
     maps = (Image.fromarray(each.numpy()).resize(size, Image.Resampling.NEAREST) for each in segments)
     return Segments(*(torch.from_numpy(np.array(each)) for each in maps))

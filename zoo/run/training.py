@@ -60,8 +60,8 @@ class TrainingResult:
     A run that continues one of the original trainer and never exceeds its best score has no scores here.
 
     Args:
-    - `model`: the network that was validated last: the one that was trained, or the moving average of its weights. It
-      is in evaluation mode, on the device of the run.
+    - `model`: the network that was validated last: the trained network, or the moving average of its weights; in
+      evaluation mode, on the device of the run.
     - `scores`: scores of the last validation by name, percent; empty without validation.
     - `best_score`: the best top-1 accuracy, or mIoU of a segmentation, percent; None without validation.
     - `best_epoch`: its epoch, from 0; None without validation.
@@ -315,7 +315,7 @@ def build_loaders(task: Task, data: DataPath | Datasets, options: LoaderOptions)
 
 
 def _how_to_agree(data: DataPath | Datasets) -> str:
-    """Return the remedy for ranks with other images."""
+    """Return the remedy for ranks with different images."""
     if not isinstance(data, Datasets):
         return "copy the same DATA to every machine"
     return (
