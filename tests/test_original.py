@@ -378,7 +378,7 @@ def test_histograms_are_written_every_ten_steps(finished: Run, tmp_path: Path, w
     assert {name: [event.step for event in events] for name, events in found.items()} == {name: [10] for name in names}
 
 
-def test_histograms_leave_out_non_finite_values(tmp_path: Path) -> None:
+def test_histograms_omit_non_finite_values(tmp_path: Path) -> None:
     model = torch.nn.ModuleDict({name: torch.nn.Linear(2, 2) for name in ("conv", "bn_out", "fc")})
     model["fc"].weight.data = torch.tensor([[1.0, torch.nan], [torch.inf, 2.0]])
     model["fc"].bias.data.fill_(torch.nan)

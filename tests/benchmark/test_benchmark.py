@@ -246,7 +246,7 @@ def test_reversible_networks_are_measured_beside_ordinary_ones() -> None:
 
 
 @pytest.mark.parametrize(("text", "count"), [("16GiB", 2**34), ("1.5 MB", 1_500_000), ("7", 7), ("2kib", 2048)])
-def test_amounts_of_memory_are_read(text: str, count: int) -> None:
+def test_memory_amounts_are_parsed(text: str, count: int) -> None:
     assert parse_bytes(text) == count
 
 
@@ -344,7 +344,7 @@ def test_plot_is_png() -> None:
     assert model.draw_strategies(front()).startswith(b"\x89PNG\r\n")
 
 
-def test_strategies_are_named_points_of_their_kinds() -> None:
+def test_strategies_are_points_grouped_by_kind() -> None:
     names = {line.label: list(line.names or ()) for line in model.lines_of(front(), "net", "peak")}
     assert names.keys() == {"std-BN", "iABN", "RevNet", "compiled std-BN", "compiled iABN"}
     assert names["compiled iABN"] == [f"compiled iABN, budget {budget}" for budget in ("0.2", "0.5", "1")]

@@ -52,7 +52,7 @@ def legends(figure: Any) -> list[list[str]]:
 
 
 @pytest.mark.parametrize(("count", "axes"), [(1, 1), (2, 2), (3, 4), (4, 4)])
-def test_plot_has_one_legend_which_fills_free_place(figures: list[Any], count: int, axes: int) -> None:
+def test_plot_places_one_legend_in_free_space(figures: list[Any], count: int, axes: int) -> None:
     content = draw_panels("title", [panel("a", "bb")] * count)
     assert legends(figures[0]) == [["a", "bb"]]
     assert len(figures[0].axes) == axes

@@ -27,7 +27,7 @@ def test_images_of_sound_folder_are_counted(config: Path, tmp_path: Path, capsys
 
 
 @pytest.mark.parametrize("name", ["resnet18", "torchvision:resnet18", "resnet18.json", "imagenet_convnext_tiny"])
-def test_check_takes_what_train_takes(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_check_accepts_data_of_train(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     data = make_images(tmp_path / "data", num_train=4, num_val=2)
     if name.endswith(".json"):
         (tmp_path / name).write_text('{"network": {"arch": "resnet18"}}')

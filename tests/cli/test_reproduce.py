@@ -135,7 +135,7 @@ def test_interrupted_run_keeps_its_scores_and_continues(
     assert (_reproduce(data, tmp_path)[0], loads.names) == (0, []), "everything is measured"
 
 
-def test_networks_without_weights_are_left_out_with_reason(
+def test_networks_without_weights_are_skipped_with_reason(
     loads: Loads, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     loads.without_weights = {NAME}

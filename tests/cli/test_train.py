@@ -98,7 +98,7 @@ def test_run_logs_summary_at_its_beginning_and_end(finished: Run) -> None:
     assert text.splitlines()[-1].partition(" - ")[2].startswith("best top-1")
 
 
-def test_finished_run_is_prolonged_by_more_epochs(
+def test_finished_run_is_extended_by_more_epochs(
     finished: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     log_dir = Path(shutil.copytree(finished.log_dir, tmp_path / "log"))

@@ -31,7 +31,7 @@ def given(positive: tuple[str, ...] | bool = False, **arguments: Any) -> dict[st
 
 
 @pytest.mark.slow
-def test_in_place_norms_become_standard_ones_and_back() -> None:
+def test_in_place_norms_convert_to_standard_and_back() -> None:
     source = given(norm="inplace", **POOLED)
     standard, spec, report = inplace_to_standard(source, spec_of(ARCH, norm="inplace", **POOLED))
     assert report.exact

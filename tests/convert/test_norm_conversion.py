@@ -483,7 +483,7 @@ def test_negative_scales_without_layer_to_take_signs_raise(model, shape):
     assert_same_training(model, convert_norm(copy.deepcopy(model), "inplace"), images)
 
 
-def test_synchronized_norms_become_synchronized_ones_only():
+def test_synchronized_norms_convert_to_synchronized_norms_only():
     torch.manual_seed(0)
     model = scramble(nn.Sequential(nn.Conv2d(3, 4, 3), nn.SyncBatchNorm(4, process_group="group"), nn.ELU())).double()
     refused(ConversionError, lambda: convert_norm(model, "inplace"), "all processes", '"sync"')

@@ -103,7 +103,7 @@ def test_unfoldable_scales_become_eps_if_approximate():
 
 
 @pytest.mark.parametrize(("arch", "options"), CASES[:2])
-def test_in_place_scales_of_any_sign_become_plain_ones(arch, options):
+def test_in_place_scales_of_any_sign_become_standard_scales(arch, options):
     given = scrambled(arch, **options)
     converted, spec, report = inplace_to_standard(given, spec_of(arch, norm="sync", **options))
     assert spec == spec_of(arch, num_classes=10, **options)

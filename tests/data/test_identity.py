@@ -77,7 +77,7 @@ def test_objects_are_not_part_of_digest(attributes: dict[str, Any]) -> None:
     assert object_digests(Plain(**attributes)) == object_digests(Plain(**again))
 
 
-def test_data_set_in_itself_ends() -> None:
+def test_data_set_containing_itself_terminates() -> None:
     plain = Plain(targets=LABELS)
     wrapper = Plain(inner=plain)
     vars(plain)["wrapper"] = wrapper

@@ -221,7 +221,7 @@ def test_item_of_data_set_is_not_called_file(tmp_path: Path) -> None:
     assert "file" not in refused(DataError, lambda: dataset[0, 0], "label is -1")
 
 
-def test_lack_of_memory_does_not_blame_image(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_out_of_memory_does_not_blame_image(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def _fail(*args: object) -> None:
         raise MemoryError
 

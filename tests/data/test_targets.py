@@ -153,7 +153,7 @@ def test_balanced_sampling_draws_each_class_equally_often() -> None:
     assert np.abs(counts - 10_000 / 3).max() < 4 * np.sqrt(10_000 * 2 / 9)  # four standard deviations
 
 
-def test_classes_without_images_cannot_be_all_that_is_drawn(data: Path) -> None:
+def test_data_without_any_class_raises(data: Path) -> None:
     config = make_config(network={"classes": 4}, input={"sampling_train": [0, 0, 0, 1]})
     with pytest.raises(DataError, match=r"no image is of a class with a weight above 0, which are 3"):
         build_train_loader(data, config)

@@ -83,7 +83,7 @@ def _compare(option: str) -> tuple[bool, int]:
     return all(map(torch.equal, expected, found)), len(found) - len(expected)
 
 
-def test_replicas_have_bits_of_plain_ones() -> None:
+def test_lean_replicas_are_bit_identical_to_plain_replicas() -> None:
     assert run_distributed(_compare_all, 2) == [[(True, 0)] * len(OPTIONS)] * 2
 
 
@@ -92,7 +92,7 @@ def _compare_sync_norms() -> bool:
     return all(map(torch.equal, _step(copy.deepcopy(model), {}), _step(Recorded(model), {})))
 
 
-def test_shared_norm_has_bits_of_plain_training() -> None:
+def test_shared_norm_is_bit_identical_to_plain_training() -> None:
     assert run_distributed(_compare_sync_norms, 2) == [True] * 2
 
 

@@ -109,7 +109,7 @@ def _copies_of_a_grouped_layer() -> tuple[bool, bool, float]:
     return clone.group is group, pickled.group is None, clone.running_mean[0].item()
 
 
-def test_deep_copy_shares_the_group_and_pickle_leaves_it_behind():
+def test_deep_copy_shares_group_and_pickle_drops_it():
     results = run_distributed(_copies_of_a_grouped_layer, 3)
     assert all(shared and dropped for shared, dropped, _ in results)
     assert [round(mean, 6) for _, _, mean in results] == [0.0, 0.15, 0.15]

@@ -50,7 +50,7 @@ def test_one_changed_bit_changes_digest_and_is_named(name: str) -> None:
     assert what.startswith(f"1 of {first[name].numel()} values, by up to ")
 
 
-def test_differences_say_what_differs() -> None:
+def test_differences_are_described() -> None:
     zeros = torch.zeros(1, 1200)
     first = {"a": torch.tensor([1.0, 2.0]), "b": zeros, "c": torch.tensor(0.0), "d": zeros, "e": torch.ones(2)}
     second = {"a": torch.tensor([1.5, 4.0]), "c": torch.tensor(-0.0), "d": zeros.half(), "e": torch.ones(2), "f": zeros}

@@ -149,7 +149,7 @@ def test_decay_can_spare_norms_and_biases() -> None:
     assert {name for name, (_, decay) in groups.items() if decay} == {"conv.weight", "fc.weight"}
 
 
-def test_frozen_parameters_are_left_out_and_shared_ones_come_once() -> None:
+def test_frozen_parameters_are_skipped_and_shared_ones_come_once() -> None:
     model = _Net()
     model.bn.requires_grad_(False)
     model.twin = model.fc  # type: ignore[assignment]
@@ -180,7 +180,7 @@ def test_unavailable_timm_optimizer_is_named(monkeypatch: pytest.MonkeyPatch) ->
     refused(ConfigError, lambda: build_optimizer(_Net(), Optimizer(type="timm:lamb")), "lamb", "timm")
 
 
-def test_no_weight_decay_of_model_is_respected() -> None:
+def test_model_method_no_weight_decay_is_respected() -> None:
     model = _Net()
     model.no_weight_decay = lambda: {"conv.weight"}  # type: ignore[assignment]  # as networks of timm have it
     assert [name for name, (_, decay) in _built(model, weight_decay=0.1).items() if not decay] == ["conv.weight"]

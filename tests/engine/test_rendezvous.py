@@ -113,7 +113,7 @@ def _time_out(address: tuple[str, int], timeout_s: float) -> socket.socket:
 
 @pytest.mark.usefixtures("_short")
 @pytest.mark.parametrize("host", ["no-such-host.invalid", "two words", "a" * 70])
-def test_address_that_does_not_resolve_raises(host: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unresolvable_address_raises(host: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RANK", "1")
     monkeypatch.setenv("MASTER_ADDR", host)
     refused(ConfigError, _open_alone, host if host == "no-such-host.invalid" else "MASTER_ADDR")

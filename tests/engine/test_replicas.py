@@ -356,7 +356,7 @@ def _broadcast_weights() -> dict[str, Tensor]:
 
 
 @pytest.mark.dist
-def test_all_ranks_begin_with_weights_of_rank_0() -> None:
+def test_all_ranks_start_with_weights_of_rank_0() -> None:
     first, second = run_distributed(_broadcast_weights, 2)
     assert differences(first, second) == []
     assert (first["1.running_mean"].sum(), first["1.odd"].all()) == (0, True)

@@ -94,7 +94,7 @@ def _interrupted(config: Experiment, data: Path, folder: Path, steps: Iterable[i
 
 
 @pytest.mark.parametrize("steps", [[4], [5], [6, 9], [3, 4, 11]])  # of two steps per epoch
-def test_resumed_run_counts_and_keeps_as_uninterrupted_run(
+def test_resumed_run_counts_and_saves_like_uninterrupted_run(
     steps: list[int], data: Path, tmp_path: Path, scored: Any
 ) -> None:
     config = _config(patience=3, keep_best=3)

@@ -49,7 +49,7 @@ def _equal(first: nn.Module, second: nn.Module) -> bool:
     return all(torch.equal(a, b) for a, b in pairs)
 
 
-def test_auto_falls_back_to_previous_checkpoint_and_says_so(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_auto_falls_back_to_previous_checkpoint_with_notice(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     _save_steps(tmp_path, 1, 2)
     _damage(tmp_path / CHECKPOINT)
@@ -68,7 +68,7 @@ def test_auto_falls_back_when_save_died_between_its_two_renames(
     assert caplog.messages[0] == f"there is no {tmp_path / CHECKPOINT}"
 
 
-def test_auto_never_starts_anew_over_damaged_checkpoints(tmp_path: Path) -> None:
+def test_auto_never_restarts_over_damaged_checkpoints(tmp_path: Path) -> None:
     _save_steps(tmp_path, 1, 2)
     _damage(tmp_path / CHECKPOINT)
     _damage(tmp_path / PREVIOUS)

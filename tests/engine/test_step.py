@@ -67,7 +67,7 @@ def test_accumulated_parts_equal_the_whole_batch(parts: int) -> None:
 
 @pytest.mark.parametrize("options", [{"type": "SGD", "momentum": 0.9}, {"type": "AdamW", "weight_decay": 0.1}])
 @pytest.mark.parametrize("parts", [1, 3])
-def test_released_gradients_have_the_bits_of_kept_ones(options: dict[str, Any], parts: int) -> None:
+def test_released_gradients_are_bit_identical_to_stored_gradients(options: dict[str, Any], parts: int) -> None:
     images, targets = _batch(12)
     found = []
     for release in (False, True):

@@ -52,7 +52,7 @@ def test_reports_come_at_interval_and_end_of_epoch(data: Path, tmp_path: Path) -
     assert log.bars[:2] == [("epoch 1/3", NUM_BATCHES, 0), ("validation", 1, 0)]
 
 
-def test_interval_averages_put_together_are_average_of_epoch(data: Path, tmp_path: Path) -> None:
+def test_interval_averages_combine_to_epoch_average(data: Path, tmp_path: Path) -> None:
     log = MemoryLog()
     run(make_config(), data, tmp_path, log, log_interval=2)
     for end in (3, 6, 9):
@@ -114,7 +114,7 @@ def test_all_ranks_score_with_running_statistics_of_rank_0(data: Path, tmp_path:
     assert len(set(first)) == EPOCHS
 
 
-def test_checkpoints_inside_epochs_come_every_so_many_steps(
+def test_checkpoints_within_epochs_follow_every_steps(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     positions: list[tuple[int, int, int]] = []
@@ -170,7 +170,7 @@ def test_bad_numbers_between_two_reports_are_found_before_save(
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
 @pytest.mark.parametrize("name", ["0.weight", "1.running_var"])
-def test_one_number_not_finite_is_found(value: float, name: str) -> None:
+def test_single_non_finite_number_is_found(value: float, name: str) -> None:
     network = nn.Sequential(nn.Conv2d(3, 5, 3), nn.BatchNorm2d(5), nn.Linear(4, 2).bfloat16())
     network.register_buffer("empty", torch.zeros(0))
     assert all_finite(network)

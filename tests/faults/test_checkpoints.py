@@ -72,7 +72,9 @@ ODD: list[tuple[str, Any]] = [
 
 
 @pytest.mark.parametrize(("key", "value"), ODD, ids=lambda item: "missing" if item is MISSING else str(item)[:20])
-def test_odd_content_raises_with_file(folder: Path, key: str, value: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_malformed_content_error_names_file(
+    folder: Path, key: str, value: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     content = read(folder / CHECKPOINT)
     parent, _, child = key.partition(".")
     target = content
@@ -94,7 +96,7 @@ def test_odd_content_raises_with_file(folder: Path, key: str, value: Any, monkey
     assert len(refused(CheckpointError, resume, CHECKPOINT)) < 2000
 
 
-def test_zip_bomb_raises_unread(tmp_path: Path) -> None:
+def test_zip_bomb_raises_without_being_read(tmp_path: Path) -> None:
     path = tmp_path / CHECKPOINT
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("checkpoint/data.pkl", bytes(10**7))
@@ -104,7 +106,7 @@ def test_zip_bomb_raises_unread(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "value", ["x" * 10**6, 10**500, _nested(100), torch.zeros(3), torch.ones(1), 2, True, None], ids=range(8)
 )
-def test_another_format_raises_with_short_message(tmp_path: Path, value: Any) -> None:
+def test_unknown_format_raises_short_message(tmp_path: Path, value: Any) -> None:
     path = tmp_path / CHECKPOINT
     torch.save({"position": {}, "format_version": value}, path)
     assert len(refused(CheckpointError, lambda: read(path), f"{path}: ", "reads 1;")) < 1000

@@ -198,7 +198,7 @@ GUARDED = f"{GUARD}{TRAIN}"
     ],
     ids=["spawn", "forkserver", "lambda", "right"],
 )
-def test_script_learns_what_start_method_needs(tmp_path: Path, method: str, main: str, words: str) -> None:
+def test_script_error_explains_start_method(tmp_path: Path, method: str, main: str, words: str) -> None:
     script = tmp_path / "script.py"
     script.write_text(UNGUARDED.format(main=main))
     command = [sys.executable, str(script), method, str(tmp_path / "log")]

@@ -102,7 +102,7 @@ def test_worker_stacks_batch_in_shared_memory(tmp_path: Path, monkeypatch: pytes
         ("unable to write to file of shared memory: Cannot allocate memory (12)", "/dev/shm has"),
     ],
 )
-def test_worker_without_shared_memory_names_way_out(
+def test_worker_without_shared_memory_names_remedy(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reason: str, advice: str
 ) -> None:
     def fail(*args: Any) -> Any:
@@ -129,7 +129,7 @@ def test_worker_killed_by_other_signal_is_not_blamed_on_shared_memory() -> None:
 
 
 @pytest.mark.parametrize("reason", ["Too many open files. Communication is impossible", "received 0 items of ancdata"])
-def test_limit_of_open_files_names_way_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reason: str) -> None:
+def test_limit_of_open_files_names_remedy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reason: str) -> None:
     loader = _loader("train", tmp_path)
 
     def fail(self: Any) -> Any:

@@ -29,7 +29,7 @@ LAYER_SHAPES = [(8, 64, 112, 112), (8, 256, 56, 56), (8, 512, 28, 28), (8, 1024,
 ODD_SHAPES = [(2, 176, 14, 14), (5, 3, 225, 223), (1, 1, 1000, 1001), (4099, 37), (2, 24, 5, 6, 7), (2, 64, 3, 2)]
 
 
-def test_kernels_of_cuda_tensor_are_these():
+def test_cuda_tensor_selects_triton_kernels():
     assert kernels_for(torch.zeros(1, device="cuda")) is TRITON
 
 

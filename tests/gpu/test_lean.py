@@ -106,7 +106,7 @@ def _train(net: nn.Module, x: Tensor, dtype: torch.dtype | None) -> list[Tensor]
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
 @pytest.mark.parametrize("dtype", [None, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("name", NETS)
-def test_lean_training_has_bits_of_plain_training(
+def test_lean_training_is_bit_identical_to_plain_training(
     name: str, dtype: torch.dtype | None, layout: torch.memory_format
 ) -> None:
     net, x = _new(name, layout)
@@ -126,7 +126,7 @@ def test_lean_training_holds_less(name: str, ratio: float) -> None:
 
 
 @pytest.mark.parametrize("name", NETS)
-def test_replayed_cuda_graph_has_bits_of_plain_training(name: str) -> None:
+def test_replayed_cuda_graph_is_bit_identical_to_plain_training(name: str) -> None:
     net, x = _new(name, torch.channels_last)
     lean = zoo.lean(copy.deepcopy(net))
 

@@ -106,7 +106,7 @@ def test_copy_is_never_run(root: Path, files: dict[str, str]) -> None:
     assert {path.name: path.read_text() for path in (root / "libs").glob("*.py")} == files
 
 
-def test_abn_of_first_release_ends_with_relu(root: Path) -> None:
+def test_abn_of_first_release_applies_relu(root: Path) -> None:
     write(root / "libs", FIRST)
     replace_copy("libs")
     libs: Any = importlib.import_module("libs")
@@ -118,7 +118,7 @@ def test_abn_of_first_release_ends_with_relu(root: Path) -> None:
     assert not isinstance(libs.InPlaceABN(4), libs.ABN)
 
 
-def test_abn_of_later_releases_ends_with_leaky_relu(root: Path) -> None:
+def test_abn_of_later_releases_applies_leaky_relu(root: Path) -> None:
     write(root / "libs", LATER)
     replace_copy("libs")
     libs: Any = importlib.import_module("libs")
@@ -184,7 +184,7 @@ def test_other_packages_are_imported_as_before(root: Path) -> None:
         ({"functions.py": "def swish(x): return x"}, "functions", "lacks inplace_abn, inplace_abn_sync"),
     ],
 )
-def test_module_that_is_no_copy_raises(root: Path, files: dict[str, str], name: str, message: str) -> None:
+def test_module_that_is_not_a_copy_raises(root: Path, files: dict[str, str], name: str, message: str) -> None:
     write(root / "modules", {**LATER, "__init__.py": "", **files})
     replace_copy("modules")
     with pytest.raises(ImportError, match=rf"{name}\.py .*{message}.*replace_copy\('modules'\)"):

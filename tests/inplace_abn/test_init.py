@@ -356,7 +356,7 @@ def test_network_is_traced_after_conversion_to_standard_norms() -> None:
 
 
 @pytest.mark.parametrize("kind", CLASSES)
-def test_missing_counters_are_no_error_without_version(kind: type[ABN]) -> None:
+def test_unversioned_file_may_lack_counters(kind: type[ABN]) -> None:
     """As in torch: a state dict with version 2 has them."""
     state = kind(4).state_dict()
     del state["num_batches_tracked"]

@@ -173,7 +173,7 @@ def test_hooks_of_branch_see_its_output_without_shortcut(channels, norm, hook):
         assert torch.equal(block(x), seen[0] + x)
 
 
-def test_output_kept_by_replaced_last_layer_is_not_overwritten():
+def test_output_saved_by_replaced_last_layer_is_not_overwritten():
     block, x = build(IdentityResidualBlock, 8, (4, 8), ABN), torch.randn(2, 8, 6, 6).double()
     kept = torch.randn(2, 8, 6, 6).double()
     for last in (nn.Identity(), nn.Conv2d(4, 8, 3)):

@@ -127,7 +127,7 @@ def test_shape_faults_name_shape(cls):
 
 
 @pytest.mark.parametrize("cls", CLASSES)
-def test_counter_may_be_missing_from_unversioned_state_dicts(cls):
+def test_unversioned_state_dict_may_lack_counter(cls):
     state = cls(3).state_dict()
     del state["num_batches_tracked"]
     refused(RuntimeError, lambda: cls(3).load_state_dict(state), "num_batches_tracked")

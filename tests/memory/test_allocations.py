@@ -121,7 +121,7 @@ def test_tensors_inside_compiled_graph_are_counted() -> None:
     assert held == pytest.approx(4 * (256 * 512 + 256 * 64), abs=64)  # both products, nothing else
 
 
-def test_older_tensors_do_not_count() -> None:
+def test_tensors_from_before_the_step_do_not_count() -> None:
     weight = nn.Parameter(torch.ones(1000))
     older = [torch.ones(10_000)]
 

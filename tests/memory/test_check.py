@@ -45,7 +45,7 @@ def checkpointed(model: nn.Module, **options: Any) -> nn.Module:
     return model
 
 
-def test_lean_training_has_the_same_bits_and_holds_less(capsys: pytest.CaptureFixture[str]) -> None:
+def test_lean_training_is_bit_identical_and_holds_less(capsys: pytest.CaptureFixture[str]) -> None:
     found = zoo.check(blocks(Norm, nn.ReLU, nn.Dropout), images())
     assert found.same is True
     assert found.difference is None
@@ -148,7 +148,7 @@ def test_network_and_generators_are_unchanged() -> None:
     assert all(each.grad is None for each in model.parameters())
 
 
-def test_check_takes_keywords_and_own_loss() -> None:
+def test_check_accepts_keywords_and_custom_loss() -> None:
     class WithLoss(nn.Linear):
         def forward(self, *, features: Tensor, labels: Tensor) -> Any:
             logits = super().forward(features)
@@ -390,7 +390,7 @@ def test_inputs_of_fixed_form_are_not_varied() -> None:
     assert "\nnot varied: batch, batch size, evaluation mode\n" in str(found)
 
 
-def test_loss_over_labels_of_its_own_keeps_batch_size() -> None:
+def test_loss_with_own_labels_fixes_batch_size() -> None:
     labels = torch.tensor([0, 1, 2, 0])
     found = zoo.check(nn.Linear(8, 3), torch.randn(4, 8), loss=lambda output: F.cross_entropy(output, labels))
     assert (found.same, found.fixed) == (True, ("batch size",))
@@ -407,7 +407,7 @@ def test_nan_equals_nan(sign: int) -> None:
         assert "4 of 8 elements differ" in str(found.difference)
 
 
-def test_only_the_sign_of_nan_is_no_difference() -> None:
+def test_sign_of_nan_is_the_only_ignored_difference() -> None:
     class Constant(nn.Linear):
         def forward(self, x: Tensor) -> Any:
             return super().forward(x), torch.full((2,), float("nan")).copysign(self.weight.detach()[0, :2] * 0 + 1)
@@ -838,7 +838,7 @@ def test_correct_variants_are_bit_identical(
 
 
 @pytest.mark.slow
-def test_compiled_network_without_other_kernels_has_the_same_bits() -> None:
+def test_compiled_network_without_other_kernels_is_bit_identical() -> None:
     variant = functools.partial(torch.compile, backend="aot_eager")
     found = zoo.check(blocks(nn.ReLU), images(), variant=variant)
     assert (found.same, found.difference) == (True, None)

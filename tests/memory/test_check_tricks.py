@@ -100,7 +100,7 @@ def test_fault_of_trick_is_found(name: str) -> None:
         (annealed, features),
     ],
 )
-def test_lean_has_same_bits_in_each_scenario(build: Callable[[], nn.Module], inputs: Callable[[], Any]) -> None:
+def test_lean_is_bit_identical_in_each_scenario(build: Callable[[], nn.Module], inputs: Callable[[], Any]) -> None:
     found = zoo.check(network_of(build), *inputs())
     assert (found.same, found.difference, found.fixed) == (True, None, ())
     assert {*found.scenarios, *found.skipped, *(each.split(" (")[0] for each in found.errors)} == {
@@ -329,7 +329,7 @@ class OwnDropout(nn.Module):
         return F.dropout(x, self.rate, self.training)
 
 
-def test_dropout_of_other_class_has_same_bits() -> None:
+def test_dropout_of_other_class_is_bit_identical() -> None:
     def variant(model: nn.Sequential) -> nn.Module:
         return nn.Sequential(*(OwnDropout(each.p) if isinstance(each, nn.Dropout) else each for each in model))
 

@@ -171,7 +171,7 @@ def test_one_sample_may_be_the_largest_batch() -> None:
 
 
 @pytest.mark.parametrize("memory", ["24", 24, 0.5, "much", None, "50%"])
-def test_invalid_amount_of_memory_raises(memory: Any) -> None:
+def test_invalid_memory_amount_raises(memory: Any) -> None:
     report = zoo.memory_report(nn.Linear(8, 8), torch.randn(2, 8))
     for ask in (report.fits, report.largest_batch):
         with pytest.raises(ConfigError, match=r'is not an amount of memory; write it as "24GB"'):

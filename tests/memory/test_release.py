@@ -80,7 +80,7 @@ CASES = [
 @pytest.mark.parametrize(
     ("name", "options", "seed"), CASES, ids=[f"{name}-{seed}-{'-'.join(options)}" for name, options, seed in CASES]
 )
-def test_20_steps_have_the_bits_of_torch(name, options, seed):
+def test_20_steps_are_bit_identical_to_torch(name, options, seed):
     draw = random.Random(seed)
     torch.manual_seed(seed)
     steps_of_accumulation, by_context = draw.choice((1, 1, 2, 3)), draw.random() < 0.3
@@ -151,7 +151,7 @@ def test_table_has_all_optimizers_and_forty_cases():
 
 @pytest.mark.filterwarnings("ignore:Sparse invariant checks")  # which Adagrad does not make
 @pytest.mark.parametrize("name", ["SparseAdam", "SGD", "Adagrad"])
-def test_sparse_gradients_have_the_bits_of_torch(name):
+def test_sparse_gradients_are_bit_identical_to_torch(name):
     torch.manual_seed(0)
     network, seen = nn.EmbeddingBag(10, 4, sparse=True), []
     for is_released in (False, True):
@@ -407,7 +407,7 @@ def test_release_ends():
     zoo.release_gradients(model, optimizer)
 
 
-def test_copies_keep_their_gradients_and_nothing_is_kept_alive():
+def test_copies_have_their_own_gradients_and_nothing_leaks():
     model, optimizer, release = _trained()
     twin = copy.deepcopy(model)
     _loss(twin).backward()
@@ -439,7 +439,7 @@ class Sam(torch.optim.Optimizer):
         (lambda model: zoo.release_gradients(model, torch.optim.SGD(model.parameters(), lr=0.1)).optimizer, "already"),
     ],
 )
-def test_what_cannot_be_released_is_refused_by_name(build, words):
+def test_unsupported_release_raises_with_name(build, words):
     model = Net()
     optimizer = build(model)
     with pytest.raises(ConfigError, match=words):
@@ -463,7 +463,7 @@ def test_group_of_several_kinds_is_refused():
 
 
 @pytest.mark.parametrize(("model", "optimizer"), [("resnet50", None), (Net(), "SGD")])
-def test_other_arguments_are_type_errors(model, optimizer):
+def test_unknown_arguments_raise_type_error(model, optimizer):
     with pytest.raises(TypeError):
         zoo.release_gradients(model, optimizer)
 

@@ -160,7 +160,7 @@ def normed() -> list[nn.Module]:
 @pytest.mark.filterwarnings("ignore::zoo.remat.limit.BelowFloor")
 @pytest.mark.parametrize("budget", [None, 0.5])
 @pytest.mark.parametrize("name", VIEWING)
-def test_bytes_are_those_that_allocator_holds(name: str, budget: float | None) -> None:
+def test_bytes_equal_bytes_held_by_allocator(name: str, budget: float | None) -> None:
     torch.manual_seed(0)
     model, x = VIEWING[name](), torch.randn(8, 64, 64)
     report = zoo.memory_report(model, x, budget=budget)
@@ -417,7 +417,7 @@ def test_non_module_raises_with_type(given: object) -> None:
     assert ("zoo.get" in str(error.value)) == (given == "resnet18")
 
 
-def test_report_of_network_without_saved_tensors_says_so() -> None:
+def test_report_of_network_without_saved_tensors_is_named() -> None:
     report = zoo.memory_report(nn.ReLU(), torch.randn(2, 2))
     assert report.plain == 0
     assert "nothing" in str(report)

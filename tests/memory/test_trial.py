@@ -138,7 +138,7 @@ def build(request: pytest.FixtureRequest) -> Callable[[], nn.Module]:
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_replaced_buffer_has_bits_of_plain_training(build: Callable[[], nn.Module]) -> None:
+def test_replaced_buffer_is_bit_identical_to_plain_training(build: Callable[[], nn.Module]) -> None:
     plain, model = build(), lean(build(), "3GB")
     for seed in range(3):
         assert are_equal(step(plain, batch(seed)), step(model, batch(seed)))
@@ -436,7 +436,7 @@ def history(build: Callable[[], Stateful], prepare: Callable[[Stateful], Any]) -
 
 
 @pytest.mark.parametrize("budget", ["3GB", 0.3])
-def test_state_outside_of_buffers_has_bits_of_plain_training(
+def test_state_outside_of_buffers_is_bit_identical_to_plain_training(
     stateful: Callable[[], Stateful], budget: float | str
 ) -> None:
     assert are_equal(history(stateful, lambda model: lean(model, budget)), history(stateful, lambda _: None))
@@ -514,7 +514,7 @@ NORMS: dict[str, Callable[[nn.Module], nn.Module]] = {
 @pytest.mark.filterwarnings("ignore:.*weight_norm.*:FutureWarning", "ignore:.*spectral_norm.*:FutureWarning")
 @pytest.mark.parametrize("where", ["outside", "inside", "two calls"])
 @pytest.mark.parametrize("norm", NORMS)
-def test_cached_parametrizations_have_bits_of_plain_training(norm: str, where: str) -> None:
+def test_cached_parametrizations_are_bit_identical_to_plain_training(norm: str, where: str) -> None:
     def run(budget: str | None) -> list[Tensor]:
         torch.manual_seed(0)
         model = nn.Sequential(NORMS[norm](nn.Linear(16, 16)), nn.ReLU(), NORMS[norm](nn.Linear(16, 16)))
@@ -558,7 +558,7 @@ def _halves_its_gradient(weight: nn.Parameter) -> None:
 
 @pytest.mark.parametrize("budget", ["3GB", 0.3])
 @pytest.mark.parametrize("write", [_clamps, _clamps_data, _renormalizes, _halves_its_gradient])
-def test_overwritten_parameter_has_bits_of_plain_training(
+def test_overwritten_parameter_is_bit_identical_to_plain_training(
     write: Callable[[nn.Parameter], None], budget: float | str
 ) -> None:
     class Overwriting(nn.Linear):

@@ -23,7 +23,7 @@ def test_head_without_linear_layer_is_classifier_itself(name: str) -> None:
     assert found is model.get_submodule(name).scale
 
 
-def test_answer_without_layer_means_no_classifier() -> None:
+def test_get_classifier_without_layer_means_no_classifier() -> None:
     model = nn.Sequential()
     model.add_module("fc", nn.Linear(4, 2))
     for answer in (None, nn.Identity(), ()):

@@ -314,7 +314,9 @@ def ways_on_grid(arch: str, norm: str | None) -> list[dict[str, Any]]:
     [(arch, norm, how) for arch in ON_GRID for norm in norms_of(arch) for how in ways_on_grid(arch, norm)],
     ids=str,
 )
-def test_training_on_grid_has_bits_of_stored_activations(arch: str, norm: str | None, how: dict[str, Any]) -> None:
+def test_training_on_grid_is_bit_identical_to_stored_activations(
+    arch: str, norm: str | None, how: dict[str, Any]
+) -> None:
     more = {"drop_path_rate": 0.5} if has_option(arch, "drop_path_rate") else {}
     models = [build(arch, norm=norm, memory=memory, grid_bits=14, **more) for memory in ("auto", "plain")]
     ours, truth = (train(model, side=side_of(arch), **how) for model in models)
@@ -365,7 +367,7 @@ def _train_distributed(arch: str, memory: str) -> dict[str, Tensor]:
 
 @pytest.mark.dist
 @pytest.mark.parametrize("arch", ["revnet38_cifar", pytest.param("revbifpn_s0", marks=pytest.mark.slow)])
-def test_training_of_two_processes_has_bits_of_stored_activations(arch: str) -> None:
+def test_training_of_two_processes_is_bit_identical_to_stored_activations(arch: str) -> None:
     results = [run_distributed(_train_distributed, 2, arch, memory) for memory in ("auto", "plain")]
     for ours, truth in zip(*results, strict=True):
         assert not differing(ours, truth)

@@ -121,7 +121,7 @@ def test_unsupported_arguments_raise_with_remedy(arguments, message) -> None:
         build_meta("deeplab_resnet18", **arguments)
 
 
-def test_classifier_can_be_replaced_or_left_out() -> None:
+def test_classifier_can_be_replaced_or_omitted() -> None:
     model = zoo.get("deeplab_resnet18", num_classes=4).eval()
     assert (model.num_classes, model.num_features, zoo.get("deeplab_resnet18").num_classes) == (4, 256, 19)
     assert model.get_classifier() is model.cls

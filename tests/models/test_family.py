@@ -46,7 +46,7 @@ def test_network_is_built_with_its_options() -> None:
     assert zoo.get("ladder_short", features_only=True).feature_info.reduction() == [4, 8, 16, 32]
 
 
-def test_lean_step_has_bits_of_plain_step() -> None:
+def test_lean_step_is_bit_identical_to_plain_step() -> None:
     gradients = []
     x = torch.randn(2, 3, 64, 64, generator=torch.Generator().manual_seed(0))
     for memory in ("plain", "lean"):

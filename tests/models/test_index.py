@@ -77,7 +77,7 @@ def generated() -> dict[Path, str]:
     return {INDEX: index_text(index)}
 
 
-def test_index_is_what_families_and_experiments_say() -> None:
+def test_index_matches_families_and_experiments() -> None:
     assert generated() == {INDEX: INDEX.read_text()}, REMEDY
 
 

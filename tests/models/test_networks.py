@@ -204,7 +204,7 @@ def test_truncated_normal_is_cut_at_two_deviations():
 
 
 @pytest.mark.parametrize("method", ["kaiming_normal", "kaiming_uniform", "xavier_uniform", "orthogonal"])
-def test_initialization_scales_as_its_method_says(method):
+def test_initialization_has_scale_of_its_method(method):
     conv = nn.Conv2d(64, 128, 3, bias=False)
     init_weights(conv, method, 2.0, "leaky_relu", 0.1)
     gain, fan_in, fan_out = (2 / (1 + 0.1**2)) ** 0.5, 64 * 9, 128 * 9

@@ -160,7 +160,7 @@ def test_s0_follows_authors_formulas_in_evaluation():
 
 
 @pytest.mark.slow
-def test_thousand_steps_of_s0_have_bits_of_stored_activations():
+def test_thousand_steps_of_s0_are_bit_identical_to_stored_activations():
     results = []
     for memory in ("auto", "plain"):
         torch.manual_seed(0)
@@ -192,7 +192,7 @@ def test_statistics_move_once_per_step_and_twice_as_authors_with_their_momentum(
     torch.testing.assert_close(twice, 1.9 * once)
 
 
-def test_images_whose_sides_are_no_multiples_raise():
+def test_images_with_indivisible_sides_raise():
     refused(zoo.ConfigError, lambda: build("revbifpn_s0")(torch.randn(1, 3, 48, 64)), "48 x 64 pixels", "32")
 
 

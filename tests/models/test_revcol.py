@@ -132,7 +132,7 @@ def test_tiny_follows_authors_formulas():
 
 @pytest.mark.parametrize("autocast", [False, True])
 @pytest.mark.parametrize("memory", ["lean", "checkpoint"])
-def test_lean_and_checkpointed_training_have_bits_of_stored_activations(memory, autocast):
+def test_lean_and_checkpointed_training_are_bit_identical_to_stored_activations(memory, autocast):
     models = [build("revcol_tiny", noise=0.1, memory=each, drop_path_rate=0.5) for each in (memory, "plain")]
     results = [step(model, images(2, 64), autocast) for model in models]
     assert all(map(torch.equal, *results))
@@ -221,7 +221,7 @@ def test_features_are_named_by_last_column():
     }
 
 
-def test_images_whose_sides_are_no_multiples_raise():
+def test_images_with_indivisible_sides_raise():
     refused(zoo.ConfigError, lambda: build("revcol_tiny")(torch.randn(1, 3, 48, 64)), "48 x 64 pixels", "32")
 
 

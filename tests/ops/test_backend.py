@@ -34,7 +34,7 @@ def test_forced_but_unavailable_back_end_raises_with_its_reason(name, message, m
         pass
 
 
-def test_description_says_why_back_end_is_off(monkeypatch):
+def test_description_explains_inactive_back_end(monkeypatch):
     monkeypatch.setitem(backend.DEVICES, "native", ("cpu", lambda: None))
     assert "active" in backend.describe()["reference"]
     with backend.forced("reference"):

@@ -348,7 +348,7 @@ def test_chain_overwrites_only_its_own_tensors():
     assert torch.equal(y, before)
 
 
-def test_branch_may_be_chain_itself():
+def test_branch_may_be_a_chain():
     class Inner(nn.Module):
         def __init__(self):
             super().__init__()

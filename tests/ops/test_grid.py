@@ -57,14 +57,14 @@ def test_rounding_to_grid_can_be_exported():
 
 
 @pytest.mark.parametrize("bits", [-1, 23, 14.5, True, "14"])
-def test_grid_that_does_not_exist_raises(bits):
+def test_invalid_grid_raises(bits):
     refused(ConfigError, lambda: round_to_grid(torch.zeros(1), bits), "grid_bits", "0 to 22")
 
 
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
 @pytest.mark.parametrize("subtract", [False, True])
 @pytest.mark.parametrize("backend", ["auto", "reference"])
-def test_sums_and_their_summary_have_bits_of_separate_operations(backend, subtract, layout):
+def test_sums_and_their_summary_are_bit_identical_to_separate_operations(backend, subtract, layout):
     x, r = (term.contiguous(memory_format=layout) for term in terms())
     total, summary = expected(x, r, subtract)
     with forced(backend):
@@ -198,7 +198,7 @@ def test_single_wrong_value_is_enough():
     refused(VerificationError, lambda: chain(images()).sum().backward(), "block 0")
 
 
-def test_negative_zeros_are_reconstructed_too():
+def test_negative_zeros_are_reconstructed():
     """x - r is +0 for x = r, so that -0 must not be in a stream."""
     x = torch.full((1, 2, 1, 1), -0.0).requires_grad_()
     chain_of(nn.Identity(), nn.Identity())(x).sum().backward()

@@ -17,7 +17,7 @@ pytestmark = [
 ]
 
 
-def test_kernel_has_bits_of_separate_operations() -> None:
+def test_kernel_is_bit_identical_to_separate_operations() -> None:
     assert interpret("tests.ops.grid_cases") == dict.fromkeys(CASES, True)
 
 

@@ -171,7 +171,7 @@ def test_norm_with_two_gains_and_leaky_relu_lose_precision_by_law(ratio):
         assert alpha(layer, x, 1e-4 * min(1, ratio)) == law(ratio)
 
 
-def test_larger_least_gain_keeps_more_of_signal():
+def test_larger_minimum_gain_preserves_more_signal():
     torch.manual_seed(0)
     x = torch.randn(8, 2, 128, 128, dtype=torch.float64)
     found = [alpha(gains([1.0, 0.01], eps_i), x, 1e-6) for eps_i in (0, 1e-4, 1e-3, 1e-2, 0.1, 1)]

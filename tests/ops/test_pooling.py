@@ -95,7 +95,7 @@ def test_without_compiled_kernels_pooling_is_torchs(monkeypatch):
         assert all_equal(gradients(max_pool2d, x, 3, 2, 1), gradients(F.max_pool2d, x, 3, 2, 1))
 
 
-def test_windows_too_large_for_byte_take_torchs_pooling():
+def test_large_windows_fall_back_to_torch():
     x = torch.randn(1, 2, 40, 40)
     assert torch.equal(gradients(max_pool2d, x, 17, 3)[1], gradients(F.max_pool2d, x, 17, 3)[1])
 
@@ -152,7 +152,7 @@ def test_module_replaces_torchs():
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
 @pytest.mark.parametrize("window", [(3, 2, 1), (2, 2), (3, 1, 1), (5, 1, 2), (3, 3, 0, 2)])
-def test_maps_of_many_vectors_have_torchs_bits(window, layout, dtype):
+def test_maps_of_many_vectors_are_bit_identical_to_torch(window, layout, dtype):
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(2, 150, 37, 41, generator=generator).to(dtype).contiguous(memory_format=layout)
     x[0, 3, 5:9, 7] = torch.nan
@@ -182,7 +182,7 @@ def test_planes_of_many_bands_have_torchs_bits(window, dtype):
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
 @pytest.mark.parametrize("channels", [1, 3, 40])
-def test_zeros_have_torchs_sign(channels, layout, dtype):
+def test_zeros_have_sign_of_torch(channels, layout, dtype):
     torch.manual_seed(0)
     x = (torch.rand(2, channels, 20, 20) - 0.5).sign().mul(0).to(dtype).contiguous(memory_format=layout)
     x.requires_grad_()

@@ -92,7 +92,7 @@ def test_second_derivatives_of_lean_networks_raise() -> None:
 
 @pytest.mark.parametrize("head", HEADS)
 @pytest.mark.parametrize("layer", LAYERS)
-def test_gradients_with_graph_have_bits_of_gradients_without_one(layer: str, head: str) -> None:
+def test_gradients_with_graph_are_bit_identical_to_gradients_without_one(layer: str, head: str) -> None:
     model = network(layer, head)
     results = []
     for create_graph in (False, True):

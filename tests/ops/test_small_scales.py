@@ -50,7 +50,7 @@ def test_bound_holds_for_planes_computed_by_channel(dtype, back_end):
 
 @pytest.mark.parametrize("back_end", BACK_ENDS)
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_x_hat_is_taken_for_zero_only_where_it_is_lost(dtype, back_end):
+def test_x_hat_is_zero_only_where_it_is_lost(dtype, back_end):
     """The gradient of the scale is then exactly 0, so that only weight decay can still change it."""
     x, dz, settings = make(dtype, "leaky_relu")
     kernels, unit = KERNELS[back_end], torch.finfo(x.dtype).eps / 2

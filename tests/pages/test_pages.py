@@ -252,7 +252,7 @@ def test_pictures_can_be_shown_on_white_and_on_dark_pages() -> None:
         )
 
 
-def test_code_fits_on_page() -> None:
+def test_code_fits_page_width() -> None:
     """The site shows 120 characters without a scroll bar (docs/site.css)."""
     for page, text in TEXTS.items():
         blocks = re.findall(r"^```.*?\n(.*?)^```", text, re.MULTILINE | re.DOTALL)

@@ -81,7 +81,7 @@ BRANCHES = [of_methods, of_closures, of_modules, of_several_outputs, nested, twi
 
 
 @pytest.mark.parametrize("branch", BRANCHES)
-def test_control_flow_has_bits_of_plain_training(branch: Callable[[Network, Tensor], Tensor]) -> None:
+def test_control_flow_is_bit_identical_to_plain_training(branch: Callable[[Network, Tensor], Tensor]) -> None:
     plain = Network(branch)
     model = lean(copy.deepcopy(plain))
     for seed in range(2):

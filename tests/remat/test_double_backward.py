@@ -73,7 +73,9 @@ def under_hooks(model: nn.Module, x: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("name", NETWORKS)
 @pytest.mark.parametrize("loss", [penalized, through_backward, of_third_order, under_hooks])
-def test_second_backward_has_bits_of_plain_training(loss: Callable[[nn.Module, Tensor], Tensor], name: str) -> None:
+def test_second_backward_is_bit_identical_to_plain_training(
+    loss: Callable[[nn.Module, Tensor], Tensor], name: str
+) -> None:
     build, x, _ = NETWORKS[name]
     results = []
     for model in (build(), lean(build())):
@@ -155,7 +157,7 @@ class Complex(nn.Module):
 
 @pytest.mark.parametrize("name", COMPLEX)
 @pytest.mark.parametrize("loss", [penalized, through_backward])
-def test_second_backward_of_complex_function_has_bits_of_plain_training(
+def test_second_backward_of_complex_function_is_bit_identical_to_plain_training(
     loss: Callable[[nn.Module, Tensor], Tensor], name: str
 ) -> None:
     x = torch.randn(64, 64, 2, generator=torch.Generator().manual_seed(1))

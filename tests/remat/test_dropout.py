@@ -22,7 +22,7 @@ DROPOUTS: dict[str, Callable[[Tensor, float], Tensor]] = {
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.bool])
 @pytest.mark.parametrize("shape", [(1,), (7,), (8,), (3, 5, 7), (0, 3)])
-def test_bits_give_mask_again(shape: tuple[int, ...], dtype: torch.dtype) -> None:
+def test_bits_restore_mask(shape: tuple[int, ...], dtype: torch.dtype) -> None:
     mask = (torch.rand(shape) < 0.3).to(dtype)
     bits = bits_of(mask)
     assert bits.nbytes == -(-mask.numel() // 8)
@@ -43,7 +43,7 @@ def test_gradients_and_random_numbers_are_the_same(name: str, p: float, layout: 
         assert_same(program, *(each.to(dtype=dtype, memory_format=layout) for each in (X, Y)))
 
 
-def test_mask_takes_bit_for_each_element() -> None:
+def test_mask_takes_one_bit_per_element() -> None:
     x = torch.randn(64, 64, requires_grad=True)
     assert bytes_held(lambda: F.dropout(x, 0.5)) == x.numel() / 8
     assert bytes_held(lambda: torch.native_dropout(x, 0.5, True)[0]) == x.numel() / 8

@@ -290,7 +290,7 @@ def test_parts_of_lean_network_can_be_made_lean(recordings: Count) -> None:
     assert recordings.number == 3
 
 
-def test_class_of_lean_network_builds_plain_one(recordings: Count) -> None:
+def test_class_of_lean_network_builds_plain_network(recordings: Count) -> None:
     twin = type(lean(Encoder()))()
     twin.load_state_dict(Encoder().state_dict())
     assert not is_lean(copy.copy(twin))

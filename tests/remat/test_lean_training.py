@@ -132,7 +132,7 @@ WAYS: dict[str, Way] = {
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_training_has_the_same_bits(way: str) -> None:
+def test_training_is_bit_identical(way: str) -> None:
     expected = WAYS[way](network(), lambda module: module)
     found = WAYS[way](network(), lean)
     assert expected

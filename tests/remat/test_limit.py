@@ -505,7 +505,7 @@ def test_error_in_forward_does_not_break_later_steps(
         assert peaks[-1] >= 0.85 * limit
 
 
-def test_call_repeated_while_its_error_is_handled_meets_limit() -> None:
+def test_retry_in_error_handler_meets_limit() -> None:
     x = tokens(256)
     limit = limit_between(range_of(two_products, x), 0.4)
     model = lean(Failing((3,), ValueError), limit)
@@ -571,7 +571,7 @@ def test_limit_in_bytes_of_compiled_network_raises() -> None:
 
 @pytest.mark.parametrize("budget", [0.4, "1GB"])
 @pytest.mark.parametrize("kind", ["frozen", "nothing saved", "lazy", "integers", "small"])
-def test_call_saving_nothing_runs_as_before(kind: str, budget: float | str) -> None:
+def test_call_that_saves_nothing_is_unchanged(kind: str, budget: float | str) -> None:
     plain = {
         "frozen": network,
         "nothing saved": nn.Identity,
@@ -604,7 +604,7 @@ def test_head_of_frozen_network_trains() -> None:
     assert head.weight.grad is not None
 
 
-def test_lazy_modules_have_bits_of_plain_training() -> None:
+def test_lazy_modules_are_bit_identical_to_plain_training() -> None:
     def lazy() -> nn.Module:
         torch.manual_seed(0)
         return nn.Sequential(nn.LazyConv2d(8, 3), nn.LazyBatchNorm2d(), nn.ReLU(), nn.Dropout(), nn.LazyConv2d(4, 3))

@@ -345,7 +345,7 @@ def test_equal_networks_are_planned_once() -> None:
 
 
 @pytest.mark.filterwarnings("ignore::zoo.remat.limit.BelowFloor")
-def test_plans_of_equal_networks_keep_their_bits() -> None:
+def test_plans_of_equal_networks_are_bit_identical() -> None:
     for seed in range(2):
         torch.manual_seed(seed)
         plain, x = network(), images(48)
@@ -391,7 +391,7 @@ class Cells(nn.Module):
     ids=["parts", "one part", "computed"],
 )
 @pytest.mark.parametrize("kind", ["LSTMCell", "GRUCell", "RNNCell"])
-def test_cells_hold_what_plan_says(kind: str, width: int, rows: int, begins: Callable[..., Tensor]) -> None:
+def test_cells_hold_bytes_of_plan(kind: str, width: int, rows: int, begins: Callable[..., Tensor]) -> None:
     assert_holds_what_plan_says(Cells(kind, width, begins), torch.randn(50, rows, width), 0.3)
 
 
@@ -441,7 +441,7 @@ def write_parts_in_turn(x: Tensor) -> Tensor:
 @pytest.mark.filterwarnings("ignore::zoo.remat.limit.BelowFloor")
 @pytest.mark.parametrize("share", [None, 0.6, 0.3])
 @pytest.mark.parametrize("write", [write_rows, write_after_read, write_parts_in_turn], ids=lambda each: each.__name__)
-def test_networks_that_write_parts_hold_what_plan_says(write: Callable[[Tensor], Tensor], share: float | None) -> None:
+def test_networks_that_write_parts_hold_bytes_of_plan(write: Callable[[Tensor], Tensor], share: float | None) -> None:
     assert_holds_what_plan_says(Parts(write), torch.randn(512, 64), share)
 
 
@@ -499,14 +499,14 @@ below_floor = pytest.mark.filterwarnings("ignore::zoo.remat.limit.BelowFloor")
 @below_floor
 @pytest.mark.parametrize("share", [None, 0.6, 0.3, 0.01])
 @pytest.mark.parametrize("name", NETWORKS)
-def test_training_has_bits_of_plain_training(name: str, share: float | None) -> None:
+def test_training_is_bit_identical_to_plain_training(name: str, share: float | None) -> None:
     plain, x = build(name)
     assert_same_training(plain, share, lambda model, _: model(x))
 
 
 @below_floor
 @pytest.mark.parametrize("name", NETWORKS)
-def test_training_in_autocast_has_bits_of_plain_training(name: str) -> None:
+def test_training_in_autocast_is_bit_identical_to_plain_training(name: str) -> None:
     plain, x = build(name)
 
     def run(model: nn.Module, number: int) -> Tensor:
@@ -518,14 +518,14 @@ def test_training_in_autocast_has_bits_of_plain_training(name: str) -> None:
 
 @below_floor
 @pytest.mark.parametrize("name", NETWORKS)
-def test_accumulated_gradients_have_bits_of_plain_training(name: str) -> None:
+def test_accumulated_gradients_are_bit_identical_to_plain_training(name: str) -> None:
     plain, x = build(name)
     assert_same_training(plain, 0.3, lambda model, _: model(x), is_accumulating=True)
 
 
 @below_floor
 @pytest.mark.parametrize("name", NETWORKS)
-def test_training_with_evaluation_has_bits_of_plain_training(name: str) -> None:
+def test_training_with_evaluation_is_bit_identical_to_plain_training(name: str) -> None:
     plain, x = build(name)
 
     def run(model: nn.Module, number: int) -> Tensor:
@@ -557,7 +557,7 @@ def test_retained_graph_has_same_gradients_each_time(name: str) -> None:
 
 @below_floor
 @pytest.mark.parametrize("name", [name for name in NETWORKS if name != "encoder"])  # attention has no second derivative
-def test_double_backward_has_bits_of_plain_training(name: str) -> None:
+def test_double_backward_is_bit_identical_to_plain_training(name: str) -> None:
     plain, x = build(name)
     x.requires_grad_()
 
@@ -572,7 +572,7 @@ def test_double_backward_has_bits_of_plain_training(name: str) -> None:
 @below_floor
 @pytest.mark.parametrize("name", NETWORKS)
 @pytest.mark.parametrize("use_reentrant", [False, True])
-def test_checkpoint_inside_has_bits_of_plain_training(name: str, use_reentrant: bool) -> None:
+def test_checkpoint_inside_is_bit_identical_to_plain_training(name: str, use_reentrant: bool) -> None:
     class Inner(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -587,7 +587,7 @@ def test_checkpoint_inside_has_bits_of_plain_training(name: str, use_reentrant: 
 
 
 @below_floor
-def test_frozen_layers_have_bits_of_plain_training() -> None:
+def test_frozen_layers_are_bit_identical_to_plain_training() -> None:
     x = images(48)
     assert_same_training(FrozenBody(), 0.2, lambda model, _: model(x))
 
@@ -595,7 +595,7 @@ def test_frozen_layers_have_bits_of_plain_training() -> None:
 @below_floor
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["resnet18", "densenet121", "efficientnet_b0", "convnext_tiny", "swin_t"])
-def test_training_of_whole_networks_has_bits_of_plain_training(name: str) -> None:
+def test_training_of_whole_networks_is_bit_identical_to_plain_training(name: str) -> None:
     torch.manual_seed(0)
     plain, x = getattr(torchvision.models, name)(), torch.randn(2, 3, 64, 64)
     assert_same_training(plain, 0.3, lambda model, _: model(x))
@@ -763,7 +763,7 @@ PROGRAMS = [
 @below_floor
 @pytest.mark.parametrize("budget", [None, 0.3, "4MB"])
 @pytest.mark.parametrize("body", PROGRAMS, ids=lambda body: body.__name__)
-def test_program_that_changes_has_bits_of_plain_training(
+def test_program_that_changes_is_bit_identical_to_plain_training(
     body: Callable[..., Tensor], budget: float | str | None
 ) -> None:
     x = features()
@@ -841,7 +841,9 @@ USES = [
 @below_floor
 @pytest.mark.parametrize("budget", [None, 0.3, "4MB"])
 @pytest.mark.parametrize("use", USES, ids=lambda use: use.__name__)
-def test_use_that_changes_has_bits_of_plain_training(use: Callable[..., Tensor], budget: float | str | None) -> None:
+def test_use_that_changes_is_bit_identical_to_plain_training(
+    use: Callable[..., Tensor], budget: float | str | None
+) -> None:
     assert_same_training(Changing(swapped), budget, use, num_steps=6)
 
 
@@ -930,7 +932,7 @@ def test_second_step_without_budget_holds_least(name: str) -> None:
 
 @below_floor
 @pytest.mark.parametrize("budget", [None, 0.3, "4MB"])
-def test_interleaved_networks_have_bits_of_plain_training(budget: float | str | None) -> None:
+def test_interleaved_networks_are_bit_identical_to_plain_training(budget: float | str | None) -> None:
     plain = nn.ModuleList([Changing(swapped), Changing(alpha)])
     model = copy.deepcopy(plain)
     for each in model:
@@ -949,7 +951,7 @@ def test_interleaved_networks_have_bits_of_plain_training(budget: float | str | 
 
 @below_floor
 @pytest.mark.parametrize("budget", [None, 0.3, "4MB"])
-def test_threads_have_bits_of_plain_training(budget: float | str | None) -> None:
+def test_threads_are_bit_identical_to_plain_training(budget: float | str | None) -> None:
     def build_one(index: int) -> nn.Module:
         torch.manual_seed(index)
         return nn.Sequential(*(layer for _ in range(4) for layer in (nn.Linear(64, 64), nn.GELU(), nn.Sigmoid())))

@@ -80,7 +80,7 @@ def test_recipes_start_from_small_outputs() -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("shape", [(3, 5, 9, 7), (2, 5, 3, 1), (2, 5, 8, 8, 2), (70, 5), (0, 5, 4, 4)], ids=str)
 @pytest.mark.parametrize("back_end", ["reference", pytest.param("native", marks=needs_native)])
-def test_line_gives_bits_of_each_step(
+def test_each_step_of_program_is_bit_identical(
     back_end: str, shape: tuple[int, ...], dtype: torch.dtype, has_shortcut: bool, is_rectified: bool
 ) -> None:
     torch.manual_seed(0)
@@ -384,7 +384,7 @@ def test_attention_with_dropout_has_no_price() -> None:
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("has_frozen_norms", [True, False])
-def test_frozen_layers_give_the_same_bits(has_frozen_norms: bool, dtype: torch.dtype, layout: Any) -> None:
+def test_frozen_layers_are_bit_identical(has_frozen_norms: bool, dtype: torch.dtype, layout: Any) -> None:
     model = FrozenBody(has_frozen_norms).to(dtype, memory_format=layout)
     x = images(16).to(dtype, memory_format=layout)
     x[0, 0, 3] = torch.nan
@@ -416,7 +416,7 @@ def test_frozen_layers_hold_only_signs() -> None:
     out.sum().backward()
 
 
-def test_contents_read_by_other_operations_stay() -> None:
+def test_contents_read_by_other_operations_are_preserved() -> None:
     frozen = nn.Conv2d(4, 4, 1).requires_grad_(False)
 
     def program(x: Tensor, y: Tensor) -> Tensor:
@@ -455,7 +455,7 @@ def test_double_backward_through_frozen_layers() -> None:
 
 
 @pytest.mark.usefixtures("no_collector")
-def test_rectified_map_is_freed_when_network_forgets_it() -> None:
+def test_relu_output_is_freed_with_last_reference() -> None:
     frozen = nn.Conv2d(4, 4, 1).requires_grad_(False)
     with Rematerializer(smallest_bytes=0):
         maps = frozen(frozen(X.clone().requires_grad_()))

@@ -215,7 +215,7 @@ def repeated_by(program: Callable[..., Tensor], *inputs: Tensor) -> set[Any]:
 @pytest.mark.parametrize(
     "operation", [each for each in ROWS if each not in {aten.alias.default, aten.detach.default}], ids=name_of
 )
-def test_every_row_is_repeated_and_gives_bits_of_plain_autograd(operation: Any) -> None:
+def test_every_rule_recomputes_bit_identical_to_autograd(operation: Any) -> None:
     program, repeat = example(operation, ROWS[operation]), functional(operation)
     assert repeated_by(program, X, Y) & {repeat, in_place_of(repeat)}
     assert_same(program, X, Y)
@@ -286,7 +286,7 @@ def test_values_written_into_tensor_are_rounded_to_its_dtype(smaller: torch.dtyp
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 @pytest.mark.parametrize("channels", [3, 8, 21])
-def test_max_pools_have_the_same_bits_with_ties_and_nan(channels: int, dtype: torch.dtype) -> None:
+def test_max_pools_are_bit_identical_with_ties_and_nan(channels: int, dtype: torch.dtype) -> None:
     generator = torch.Generator().manual_seed(0)
     for kernel, stride, dilation, is_ceiling in ((3, 2, 1, False), (2, 2, 1, True), (3, 1, 2, True)):
         x = torch.randn(2, channels, 13, 10, generator=generator)
@@ -301,7 +301,7 @@ def test_max_pools_have_the_same_bits_with_ties_and_nan(channels: int, dtype: to
 
 @pytest.mark.parametrize("shape", [(3, 16, 5, 7), (2, 24, 4, 4), (16, 8), (2, 12, 5, 5), (2, 8, 3, 3, 3)])
 @pytest.mark.parametrize("is_tracked", [True, False])
-def test_batch_norms_have_bits_of_torch(shape: tuple[int, ...], is_tracked: bool) -> None:
+def test_batch_norms_are_bit_identical_to_torch(shape: tuple[int, ...], is_tracked: bool) -> None:
     torch.manual_seed(0)
     x = 3 * torch.randn(shape) + 1
     x.view(-1)[5] = float("nan")  # the statistics of one channel

@@ -43,7 +43,7 @@ def test_percentage_has_tolerance_in_points() -> None:
     assert state(76.93, 77.04, unit="%", evidence="accuracy scored", spread=0.0) == "off"
 
 
-def test_bounds_take_place_of_tolerance() -> None:
+def test_bounds_replace_tolerance() -> None:
     at_least_ten = {"value": "ten times", "evidence": "memory predicted", "at_least": 10, "better": "more"}
     assert (state(10, **at_least_ten), state(9.9, **at_least_ten)) == ("reproduced", "off")
     in_range = {"value": "1.5-2", "evidence": "time measured", "at_least": 1.5, "at_most": 2, "spread": 0.02}

@@ -167,7 +167,7 @@ def test_angles_are_drawn_beside_length_of_stable_training() -> None:
     assert section.panels[0].lines[0].y == [0.5, 9.0, 3.0]
 
 
-def test_angle_not_finite_is_not_drawn() -> None:
+def test_non_finite_angle_is_not_drawn() -> None:
     (run,) = trained(figures.CIFAR_EXPERIMENT, 94.0)
     section = figures.report_reconstruction([metered(run, 1.0, None)])
     assert section.panels[0].lines[0].y == [1.0]

@@ -130,7 +130,7 @@ def test_memory_is_slope_without_constants_times_pixels_of_paper() -> None:
     assert comparison.measured * 1e6 / memory.PAPER_PIXELS == pytest.approx(320, rel=0.2)
 
 
-def test_papers_rule_gives_its_bytes_per_pixel() -> None:
+def test_rule_of_paper_gives_its_bytes_per_pixel() -> None:
     """515 values of all layers and 4 of a gradient; 128 inside a block and 32 of its gradient; 80 and 88."""
     counts = [memory.count_by_rule(name) for name in memory.NETWORKS]
     assert counts == [4 * (515 + 4), 4 * 160, 4 * 160, 4 * (32 + 32 + 16), 4 * (32 + 32 + 16 + 8)]

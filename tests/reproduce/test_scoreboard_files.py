@@ -14,7 +14,7 @@ from zoo.reproduce.scoreboard_files import csv_text, read_rows, summary, write_f
 RESULTS = Path(__file__).parents[2] / "docs" / "results"
 
 
-def test_page_keeps_everything_but_its_scoreboard(tmp_path: Path) -> None:
+def test_page_preserves_text_around_scoreboard(tmp_path: Path) -> None:
     assert write_forms(tmp_path) == ["README.md", "reproduction.csv"]
     page = tmp_path / "README.md"
     written = page.read_text()

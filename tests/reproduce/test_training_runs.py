@@ -100,7 +100,7 @@ def test_folder_without_runs_is_user_error(text: str | None, tmp_path: Path) -> 
     refused(ConfigError, lambda: read_runs([path], EXPERIMENTS), "--runs")
 
 
-def test_incomplete_runs_are_left_out_with_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_incomplete_runs_are_skipped_with_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     unknown = make_run(tmp_path / "a", [10.0], activation_param=0.5)
     empty = make_run(tmp_path / "b", [])
     assert read_runs([unknown, empty], EXPERIMENTS) == []

@@ -82,7 +82,7 @@ def weights_of(model: nn.Module) -> dict[str, Tensor]:
     return {key: value.clone() for key, value in model.state_dict().items()}
 
 
-def test_data_set_has_bits_of_image_folder(tmp_path: Path) -> None:
+def test_data_set_is_bit_identical_to_image_folder(tmp_path: Path) -> None:
     data = make_images(tmp_path / "data", num_train=16, num_val=5)
     settings = {**SETTINGS, "input": {**SETTINGS["input"], "color_jitter_train": True}}
     options: dict[str, Any] = {"experiment": settings, "memory": "lean", "epochs": 1}
@@ -423,7 +423,7 @@ def test_run_without_validation_has_checkpoint_and_no_scores(tmp_path: Path) -> 
     assert "rewritten: " not in (tmp_path / "training_0.log").read_text()
 
 
-def test_lean_module_has_the_same_bits(tmp_path: Path) -> None:
+def test_lean_module_is_bit_identical(tmp_path: Path) -> None:
     modules = [make_module(), make_module()]
     for module, memory in zip(modules, (None, "lean"), strict=True):
         zoo.train(module, Noise(), log_dir=tmp_path / str(memory), epochs=1, memory=memory, experiment=SETTINGS)

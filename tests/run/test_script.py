@@ -172,7 +172,7 @@ def test_output_without_graph_is_not_watched() -> None:
     assert [each.is_trained for each in calls.networks] == [True]
 
 
-def test_calls_are_plain_afterwards() -> None:
+def test_calls_run_plainly_after_context() -> None:
     before = nn.Module.__call__
     with pytest.raises(ZeroDivisionError), LeanCalls():
         raise ZeroDivisionError
@@ -195,7 +195,7 @@ def test_compiled_network_is_named_with_reason() -> None:
     assert "torch.compile" in calls.report()
 
 
-def test_report_without_networks_says_so() -> None:
+def test_report_without_networks_is_named() -> None:
     with LeanCalls() as calls:
         nn.MSELoss()(images().requires_grad_(), images()).backward()
     assert "no module" in calls.report()

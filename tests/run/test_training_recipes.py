@@ -159,7 +159,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.slow
 @pytest.mark.parametrize("small", [True, pytest.param(False, marks=pytest.mark.exhaustive)])
 @pytest.mark.parametrize("name", NAMES)
-def test_two_steps_of_recipe_have_the_same_bits_if_it_is_lean(
+def test_two_steps_of_recipe_are_bit_identical_if_it_is_lean(
     name: str, small: bool, data: Path, tmp_path: Path
 ) -> None:
     config = tiny(name, small=small)

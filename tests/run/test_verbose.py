@@ -106,7 +106,7 @@ def test_own_log_file_does_not_silence_console(tmp_path: Path, capfd: pytest.Cap
         assert capfd.readouterr().err == (tmp_path / "own.log").read_text() == "header\nwarning\nimages: 2/2\n"
 
 
-def test_call_that_is_not_verbose_prints_nothing(capfd: pytest.CaptureFixture[str]) -> None:
+def test_call_without_verbose_prints_nothing(capfd: pytest.CaptureFixture[str]) -> None:
     with unconfigured():
         with console(0, verbose=False):
             _work()

@@ -64,7 +64,7 @@ def _plain_loss(logits: Tensor, targets: Tensor, share: float, smoothing: float 
 
 @pytest.mark.parametrize("share", [0.01, 0.25, 0.6, 1.0])
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
-def test_loss_and_its_gradient_equal_loop_over_pixels(share: float, smoothing: float) -> None:
+def test_loss_and_gradient_equal_loop_over_pixels(share: float, smoothing: float) -> None:
     logits, targets = _batch(3)
     logits = logits.double().requires_grad_()
     loss = bootstrapped_loss(logits, targets, hard_pixels=share, ignore_label=IGNORE, label_smoothing=smoothing)

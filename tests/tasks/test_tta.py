@@ -120,7 +120,7 @@ def test_ties_go_to_higher_sum_then_smaller_class(fusion: Fusion) -> None:
 
 
 @pytest.mark.parametrize("fusion", FUSIONS)
-def test_strips_of_any_height_give_the_same_bits(monkeypatch: pytest.MonkeyPatch, fusion: Fusion) -> None:
+def test_strips_of_any_height_are_bit_identical(monkeypatch: pytest.MonkeyPatch, fusion: Fusion) -> None:
     whole = segment_image(_network(), _image(), (0.7, 1.0), True, (40, 40), fusion)
     monkeypatch.setattr(module, "STRIP_BYTES", 1)
     rows = segment_image(_network(), _image(), (0.7, 1.0), True, (40, 40), fusion)

@@ -160,7 +160,7 @@ def test_hanging_loader_workers_are_killed():
 
 
 @pytest.mark.parametrize(("value", "serves"), [(None, False), ("False", False), ("True", True)])
-def test_launcher_says_whether_it_serves_store(monkeypatch: pytest.MonkeyPatch, value: str | None, serves: bool):
+def test_launcher_that_serves_store_is_detected(monkeypatch: pytest.MonkeyPatch, value: str | None, serves: bool):
     monkeypatch.delenv("TORCHELASTIC_USE_AGENT_STORE", raising=False)
     if value is not None:
         monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", value)

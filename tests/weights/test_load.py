@@ -102,7 +102,7 @@ def test_half_precision_weights_are_converted() -> None:
     assert torch.equal(model.conv1.weight, written["conv1.weight"].float())
 
 
-def test_headless_network_drops_classifier_and_says_so(caplog: pytest.LogCaptureFixture) -> None:
+def test_headless_network_drops_classifier_with_notice(caplog: pytest.LogCaptureFixture) -> None:
     written, model = Net().state_dict(), Net(num_classes=0)
     with caplog.at_level(logging.INFO, logger="zoo"):
         report = load(model, written)

@@ -109,7 +109,7 @@ def test_network_without_classifier_drops_it(
         ({"extra": torch.ones(2)}, r"unknown to the network \(1\): extra"),
     ],
 )
-def test_other_differences_raise_with_remedy_for_network(changes: dict[str, Any], words: str, tmp_path: Path) -> None:
+def test_other_differences_raise_with_remedy(changes: dict[str, Any], words: str, tmp_path: Path) -> None:
     model = _build("torchvision:shufflenet_v2_x0_5", num_classes=3)
     weights = _build("torchvision:shufflenet_v2_x0_5", num_classes=5).state_dict() | changes
     torch.save({key: tensor for key, tensor in weights.items() if tensor is not None}, tmp_path / "w.pth")
@@ -118,7 +118,7 @@ def test_other_differences_raise_with_remedy_for_network(changes: dict[str, Any]
     assert "input_3x3" not in str(caught.value)
 
 
-def test_network_that_no_name_stands_for_gets_remedy(tmp_path: Path) -> None:
+def test_unnamed_network_error_has_remedy(tmp_path: Path) -> None:
     _, path = _save(nn.Linear(2, 5), tmp_path)
     refused(WeightsError, lambda: zoo.load_weights(nn.Linear(2, 3), path), "Linear", "number of classes")
 

@@ -505,7 +505,7 @@ def test_prefix_of_compiled_part_is_dropped(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["w.pth", "w.safetensors"])
-def test_pointer_of_git_lfs_says_how_to_fetch_file(name, tmp_path):
+def test_git_lfs_pointer_error_explains_fetch(name, tmp_path):
     (tmp_path / name).write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 7\n")
     refused(WeightsError, lambda: read_state_dict(tmp_path / name), "git lfs pull")
 
@@ -540,7 +540,7 @@ def test_namespace_cannot_be_called_with_code(tmp_path):
         read_state_dict(tmp_path / "w.pth")
 
 
-def test_counters_of_thop_are_left_out_and_named(tmp_path, caplog):
+def test_counters_of_thop_are_dropped_and_named(tmp_path, caplog):
     counters = {"total_ops": torch.zeros(1), "conv.total_params": torch.zeros(1)}
     torch.save({"state_dict": {**TRAINED, **counters}}, tmp_path / "w.pth")
     assert list(read_state_dict(tmp_path / "w.pth")) == ["conv.weight"]

@@ -191,7 +191,7 @@ def test_damaged_file_is_one_clear_error_and_nothing_is_unpickled(
 
 
 @pytest.mark.usefixtures("_installed")
-def test_tensors_stay_when_file_changes(tmp_path: Path) -> None:
+def test_tensors_do_not_change_with_file(tmp_path: Path) -> None:
     path = tmp_path / "w.safetensors"
     path.write_bytes(safetensors_bytes({"a": torch.ones(1000)}))
     read = read_state_dict(path)

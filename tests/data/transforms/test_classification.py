@@ -102,7 +102,7 @@ def test_boxes_have_areas_and_ratios_of_settings() -> None:
 
 
 @pytest.mark.parametrize("scale", [-1, 28])
-def test_bicubic_crops_have_bits_of_pil(scale: int) -> None:
+def test_bicubic_crops_are_bit_identical_to_pil(scale: int) -> None:
     image = random_image(0, width=40, height=30)
     encoded = io.BytesIO()
     image.save(encoded, format="JPEG")
@@ -318,7 +318,7 @@ def test_arrays_equal_their_images(options: dict) -> None:
 
 @pytest.mark.parametrize("options", [{}, {"ten_crops": True}])
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.float32, torch.float64])
-def test_tensor_not_resized_gives_the_same_bits_as_image(options: dict, dtype: torch.dtype) -> None:
+def test_tensor_without_resize_is_bit_identical_to_image(options: dict, dtype: torch.dtype) -> None:
     image = random_image(0, width=30, height=20)
     tensor = _as_tensor(image)
     if dtype != torch.uint8:

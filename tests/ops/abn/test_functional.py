@@ -125,7 +125,7 @@ def test_nan_in_unused_running_buffers_does_not_reach_output():
     assert inplace_abn(x.clone(), w, b, poison, poison.clone(), training=True).isfinite().all()
 
 
-def test_input_is_overwritten_and_only_output_is_kept():
+def test_input_is_overwritten_and_only_output_is_saved():
     x = torch.randn(4, 3, 6, 6).mul(1.0).requires_grad_() * 1
     storage = x.data_ptr()
     z = inplace_abn(x, torch.ones(3), torch.zeros(3), None, None)
@@ -155,7 +155,7 @@ def test_incoming_gradients_are_never_overwritten(kind):
 
 
 @pytest.mark.parametrize("layout", ["channels_last", "channels_last_3d", "strided", "transposed", "permuted batch"])
-def test_every_layout_gives_values_and_keeps_strides_of_its_input(layout):
+def test_every_layout_gives_values_and_preserves_strides(layout):
     x = torch.randn(4, 3, 6, 8, dtype=torch.float64)
     if layout == "channels_last":
         x = x.to(memory_format=torch.channels_last)

@@ -196,7 +196,7 @@ def test_stored_numbers_equal_torchs_rounding(dtype, layout):
 
 @pytest.mark.parametrize("layout", ["contiguous", "channels_last"])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_misaligned_halves_have_the_same_bits(dtype, layout):
+def test_misaligned_halves_are_bit_identical(dtype, layout):
     """They are read and written in pairs or more, at any address and for any number of elements."""
     for shape in ((3, 5, 7, 7), (5, 17), (3, 1, 1, 1), (3, 1, 4, 1), (2, 3, 71, 67)):
         x, dz, shortcut, weight, bias = make(shape, dtype, layout)

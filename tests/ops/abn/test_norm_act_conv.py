@@ -117,7 +117,7 @@ def test_input_of_several_layers_receives_all_gradients():
     assert worst(gradients(chain(padded(run)), tensors), gradients(chain(padded(run_formula)), tensors)) < 1e-10
 
 
-def test_only_inputs_are_kept():
+def test_only_inputs_are_saved():
     tensors = leaves((4, 2))
     out = run(*tensors)
     kept = [tensor for tensor in out.grad_fn.saved_tensors if tensor is not None and tensor.dim() == 4]
@@ -188,7 +188,7 @@ def test_five_strategies_of_paper_have_gradients_of_formula(strategy, size, grou
     assert worst(gradients(out, tensors), gradients(truth, tensors)) < 1e-10
 
 
-def test_standard_keeps_two_maps_and_every_other_strategy_one():
+def test_standard_saves_two_maps_and_other_strategies_one():
     gamma, beta, conv_weight, _, x = leaves()
     for strategy in STRATEGIES:
         out = bn_act_conv(x, gamma, beta, conv_weight, strategy)

@@ -133,7 +133,7 @@ def test_unused_dropout_advances_random_state() -> None:
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
-def test_masks_drawn_on_cuda_are_saved(device: str) -> None:
+def test_cuda_dropout_masks_are_saved(device: str) -> None:
     import torch._inductor.inductor_prims  # registers the operations
 
     with FakeTensorMode():
