@@ -5,6 +5,9 @@ compared bit for bit (`zoo.check`). Networks of packages that are not installed 
 
     pip install peft transformers diffusers monai segmentation-models-pytorch timm ultralytics bitsandbytes
     python -m tests.libraries --out docs/results/libraries
+    python -m tests.libraries --steps --out docs/results/step_libraries
+
+``--steps`` measures whole steps with AdamW instead: plain, lean, and with released gradients.
 """
 
 from __future__ import annotations
@@ -14,6 +17,7 @@ import shlex
 import sys
 import warnings
 from collections.abc import Callable
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -23,8 +27,12 @@ from torch import Tensor, nn
 
 import zoo
 from zoo.benchmark.results import Case, Results, describe_error
+from zoo.benchmark.whole_step import measure_step
+from zoo.memory.timing import keep_heap
+from zoo.memory.trial import copied, default_loss
 
 IMAGES_PX = 64
+ROUNDS = 7  # of timed steps
 
 
 class Example(NamedTuple):
@@ -240,6 +248,13 @@ def checked(example: Example, variant: Callable[[nn.Module], nn.Module]) -> Any:
     return zoo.check(example.model, *args, variant=variant, loss=example.loss, **kwargs)
 
 
+def forward_of(example: Example, model: nn.Module) -> Callable[[], Tensor]:
+    """Return a function that computes the loss of a copy of the network of an example."""
+    args, kwargs = ((), example.inputs) if isinstance(example.inputs, dict) else (example.inputs, {})
+    loss = example.loss or default_loss
+    return lambda: loss(model(*copied(args), **copied(kwargs)))
+
+
 def in_place(change: Callable[[Any], object]) -> Callable[[nn.Module], nn.Module]:
     """Return a variant that changes a network in place."""
 
@@ -255,8 +270,10 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="*", default=list(EXAMPLES), metavar="NAME", help="networks, all by default")
     parser.add_argument("--out", type=Path, default=Path("libraries"), help="path of the result files, without ending")
+    parser.add_argument("--steps", action="store_true", help="measure whole steps with AdamW")
     args = parser.parse_args(argv)
     torch.set_num_threads(1)
+    keep_heap()
     command = shlex.join(["python", "-m", "tests.libraries", *(sys.argv[1:] if argv is None else argv)])
     results = Results(
         "libraries", command, torch.device("cpu"), {"threads": 1, "timing": "median of 5 interleaved steps"}
@@ -272,6 +289,10 @@ def main(argv: list[str] | None = None) -> int:
             warnings.simplefilter("ignore")
             torch.manual_seed(0)
             example = build()
+            if args.steps:
+                measure_step(results, Case(name, (), "float32", "contiguous"), example.model,
+                             partial(forward_of, example), optimizer="AdamW", rounds=ROUNDS)  # fmt: skip
+                continue
             variants: dict[str, Callable[[nn.Module], nn.Module]] = {"zoo.lean": zoo.lean}
             if example.checkpointed is not None:
                 variants["its own checkpointing"] = in_place(example.checkpointed)

@@ -22,6 +22,13 @@ from zoo.memory.release import PER_PARAMETER, ReleasedGradient, release_of
 from zoo.memory.values import bits
 
 
+@pytest.fixture(autouse=True)
+def _keep_none(monkeypatch, request):
+    """Let gradients of all sizes be released."""
+    if "small" not in request.node.name:
+        monkeypatch.setattr("zoo.memory.release.KEPT_SHARE", 0.0)
+
+
 class Net(nn.Module):
     """A convolutional network with a weight that two layers share, and a branch that only some steps use."""
 
@@ -192,6 +199,24 @@ def test_peak_has_no_gradients_beside_those_of_one_layer():
     of_layer = 64 * 65 * 4
     assert peaks[0] >= 16 * of_layer
     assert peaks[1] <= 2.5 * of_layer
+
+
+def test_small_gradients_stay_for_the_step():
+    found = []
+    for is_released in (False, True):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(128, 128), nn.LayerNorm(128), nn.Linear(128, 128))
+        optimizer = torch.optim.AdamW(model.parameters())
+        release = zoo.release_gradients(model, optimizer) if is_released else None
+        for _ in range(3):
+            model(torch.ones(2, 128).cumsum(1)).square().sum().backward()
+            if release is not None:
+                names = [name for name, each in model.named_parameters() if isinstance(each.grad, ReleasedGradient)]
+                assert names == [each.name for each in release.slots.values()] == ["0.weight", "2.weight"]
+            optimizer.step()
+            optimizer.zero_grad()
+        found.append([*model.parameters()])
+    assert all(map(_same, *([each.detach() for each in one] for one in found)))
 
 
 @pytest.mark.parametrize(

@@ -37,6 +37,13 @@ def _shape(text: str) -> tuple[int, ...]:
     return shape
 
 
+def _batch_and_size(text: str) -> tuple[int, int]:
+    numbers = _numbers(text)
+    if len(numbers) != 2 or numbers[0] < 2:
+        raise argparse.ArgumentTypeError(f"{text!r} is not NxPX such as 8x224, of at least 2 images")
+    return numbers[0], numbers[1]
+
+
 def _fraction(text: str) -> float:
     try:
         value = float(text)
@@ -234,6 +241,44 @@ class BenchmarkLean(Benchmark):
 
 
 @dataclass(frozen=True, kw_only=True)
+class BenchmarkStep(Benchmark):
+    """Measure the peak memory and the time of whole training steps: plain, lean, and with released gradients.
+
+    A step is forward, backward and the step of the optimizer. The weights are compared bit for bit.
+    """
+
+    kind = "step"
+    models: tuple[str, ...] = ("torchvision:resnet50",)
+    """Architectures of zoo, and networks of other packages such as timm:resnet50."""
+    shapes: tuple[Annotated[tuple[int, int], _batch_and_size], ...] = option(default=((2, 128), (8, 224)), nargs="*",
+        metavar="NxPX")  # fmt: skip
+    """Images per step and their size, such as 8x224."""
+    counted: tuple[Annotated[tuple[int, int], _batch_and_size], ...] = option(default=(), nargs="*", metavar="NxPX")
+    """Also count the tensors of steps of these shapes, on the meta device, without times."""
+    optimizer: str = "AdamW"
+    """Optimizer of torch.optim; SGD has a momentum of 0.9."""
+    rounds: WholeNumber = 7
+    """Interleaved timings of each step; 0 measures memory only."""
+
+    def measure(self, results: Results) -> None:
+        import torch
+
+        from zoo.benchmark.network_setup import Setup
+        from zoo.benchmark.whole_step import measure_setup
+        from zoo.config.network import parse_spec
+
+        for name in self.models:
+            spec = parse_spec({"arch": name}, name)
+            devices = [(results.device, each) for each in self.shapes]
+            devices += [(torch.device("meta"), each) for each in self.counted]
+            for device, (batch, size) in devices:
+                print(f"{name}, {batch} x {size} px, {device}", file=sys.stderr, flush=True)
+                measure_setup(
+                    results, Setup(spec, batch, size, device=device), optimizer=self.optimizer, rounds=self.rounds
+                )
+
+
+@dataclass(frozen=True, kw_only=True)
 class BenchmarkGrid(Benchmark):
     """Measure the effect of grid_bits on reversible networks, and plot the reconstruction error over depth."""
 
@@ -323,6 +368,7 @@ BENCHMARK = Group(
         "layer": BenchmarkLayer,
         "model": BenchmarkModel,
         "lean": BenchmarkLean,
+        "step": BenchmarkStep,
         "grid": BenchmarkGrid,
         "depth": BenchmarkDepth,
         "loaders": BenchmarkLoaders,

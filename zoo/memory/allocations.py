@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
+from zoo.memory.release import ReleasedGradient, is_released
 from zoo.ops.meta_attention import meta_attention
 from zoo.remat.step_log import AllocatorLog, Change, StorageLog, totals_of, watched
 
@@ -37,7 +38,13 @@ class Memory(NamedTuple):
     gradients: int
 
 
-def measure_memory(forward: Callable[[], Tensor], parameters: Iterable[Tensor], *, warmup: int = 1) -> Memory:
+def measure_memory(
+    forward: Callable[[], Tensor],
+    parameters: Iterable[Tensor],
+    *,
+    warmup: int = 1,
+    update: Callable[[], object] = lambda: None,
+) -> Memory:
     """Run a training step and return the bytes that it takes from the allocator of the parameters' device.
 
     The parameters' gradients are None afterwards. Other state that a training step changes (running statistics, the
@@ -47,14 +54,22 @@ def measure_memory(forward: Callable[[], Tensor], parameters: Iterable[Tensor], 
     - `forward`: computes the loss, a scalar, of images that exist already.
     - `parameters`: parameters of the network, at least one.
     - `warmup`: number of steps that run before the measured one, to compile and to fill caches.
+    - `update`: runs after backward, such as the step of an optimizer, which is then part of the peak.
     """
     parameters = list(parameters)
     for _ in range(warmup):
         forward().backward()
-    return _memory_of_step(AllocatorLog(parameters[0].device), forward, parameters)
+        update()
+    return _memory_of_step(AllocatorLog(parameters[0].device), forward, parameters, update)
 
 
-def count_memory(forward: Callable[[], Tensor], parameters: Iterable[Tensor], *, warmup: int = 0) -> Memory:
+def count_memory(
+    forward: Callable[[], Tensor],
+    parameters: Iterable[Tensor],
+    *,
+    warmup: int = 0,
+    update: Callable[[], object] = lambda: None,
+) -> Memory:
     """Run a training step and return the bytes of the storages that its operations create.
 
     With parameters and images on the meta device this takes neither memory nor time.
@@ -63,6 +78,7 @@ def count_memory(forward: Callable[[], Tensor], parameters: Iterable[Tensor], *,
     - `forward`: computes the loss, a scalar, of images that exist already.
     - `parameters`: parameters of the network; their gradients are None afterwards.
     - `warmup`: number of steps that run before the counted one: 1 for lean training within a fraction.
+    - `update`: as for `measure_memory`.
     """
     parameters = list(parameters)
 
@@ -72,20 +88,29 @@ def count_memory(forward: Callable[[], Tensor], parameters: Iterable[Tensor], *,
 
     for _ in range(warmup):
         forward_with_attention().backward()
-    return _memory_of_step(StorageLog(), forward_with_attention, parameters)
+        update()
+    return _memory_of_step(StorageLog(), forward_with_attention, parameters, update)
 
 
 def _memory_of_step(
-    log: AllocatorLog | StorageLog, forward: Callable[[], Tensor], parameters: Sequence[Tensor]
+    log: AllocatorLog | StorageLog,
+    forward: Callable[[], Tensor],
+    parameters: Sequence[Tensor],
+    update: Callable[[], object],
 ) -> Memory:
     clear_gradients(parameters)
     gc.collect()  # nothing older may be freed during the step
     with log:
         loss = forward()
         log.mark(END_OF_FORWARD)
-        with watched(parameters):
+        with watched(each for each in parameters if not is_released(each)):
             loss.backward()
-    addresses = log.addresses(each.grad.untyped_storage() for each in parameters if each.grad is not None)
+        kept = [each.grad for each in parameters if each.grad is not None]
+        storages = [each.untyped_storage() for each in kept if not isinstance(each, ReleasedGradient)]
+        del kept
+        addresses = log.addresses(storages)  # a set that the end of an `AllocatorLog` completes
+        del storages
+        update()
     memory = summarize(log.changes, log.marks[0][1], addresses)
     clear_gradients(parameters)
     return memory

@@ -35,6 +35,10 @@ PER_PARAMETER = (
     "SGD", "SparseAdam",
 )  # fmt: skip
 
+#: Share of the bytes of all gradients that the smallest gradients may take, which stay for `optimizer.step()`. Most of
+#: the parameters of a network, norms and biases, take less, and the calls for each of them would take time.
+KEPT_SHARE = 0.02
+
 #: Part of the name of an operation -> what to do instead of calling it for a released gradient.
 REMEDIES = {
     "norm": "clip with release_gradients(..., clip_value=), or train without release: a norm needs all gradients",
@@ -98,6 +102,7 @@ class GradientRelease:
     Attributes:
     - `model`, `optimizer`: as given.
     - `accumulate_steps`: number of backward passes before each `optimizer.step()`. It may be set between steps.
+    - `slots`: the parameters whose gradients are released.
     """
 
     def __init__(self, model: nn.Module, optimizer: Optimizer, accumulate_steps: int, clip_value: float | None) -> None:
@@ -106,7 +111,7 @@ class GradientRelease:
         step: Any = type(optimizer).step
         self._step: Callable[[Optimizer], object] = step.__wrapped__  # without the hooks of `Optimizer.step`
         self._lock = threading.Lock()  # backward has a thread for each GPU
-        self._slots: dict[Tensor, _Slot] = {}
+        self.slots: dict[Tensor, _Slot] = {}
         self._options: dict[int, list[tuple[Any, ...]]] = {}  # of the groups whose parameters were updated
         self._handles: list[RemovableHandle] = [optimizer.register_step_post_hook(self._after_step)]
         self._before = optimizer.register_step_pre_hook(self._before_step)
@@ -127,20 +132,29 @@ class GradientRelease:
         for handle in (*self._handles, self._before):
             handle.remove()
         self._handles.clear()
-        self._slots.clear()
+        self.slots.clear()
         _active.discard(self)
 
     def _add_parameters(self) -> None:
-        """Add the parameters of the optimizer that belong to the network, require gradients, and are new."""
+        """Add the parameters of the optimizer that belong to the network, require gradients, and are new.
+
+        The smallest are left out, whose gradients are together at most `KEPT_SHARE` of all.
+        """
         names = {parameter: name for name, parameter in self.model.named_parameters()}
+        found: list[tuple[nn.Parameter, int]] = []
         for index, group in enumerate(self.optimizer.param_groups):
             _check_group(self.optimizer, group, index)
-            for each in group["params"]:
-                if each in names and each.requires_grad and each not in self._slots:
-                    slot = self._slots[each] = _Slot(each, names[each], index)
-                    # The hooks of a tensor are not seen by Python's garbage collector, which so frees the parameters.
-                    hook = partial(_receive, weakref.ref(self), weakref.ref(slot))
-                    self._handles.append(each.register_post_accumulate_grad_hook(hook))
+            found += [(each, index) for each in group["params"] if each in names and each.requires_grad]
+        found.sort(key=lambda pair: pair[0].nbytes)
+        limit = KEPT_SHARE * sum(each.nbytes for each, _ in found)
+        total = 0
+        for each, index in found:
+            total += each.nbytes
+            if total > limit and each not in self.slots:
+                slot = self.slots[each] = _Slot(each, names[each], index)
+                # The hooks of a tensor are not seen by Python's garbage collector, which so frees the parameters.
+                hook = partial(_receive, weakref.ref(self), weakref.ref(slot))
+                self._handles.append(each.register_post_accumulate_grad_hook(hook))
 
     def receive(self, slot: _Slot, parameter: Tensor) -> None:
         """Update a parameter whose gradient of a backward pass is complete, and release the gradient."""
@@ -158,7 +172,6 @@ class GradientRelease:
             raise ConfigError(
                 f"the gradient of {slot.name} has a graph (create_graph=True)", PLACE, "use torch.autograd.grad"
             )
-        _check_processes()
         slot.count += 1
         if slot.count < self.accumulate_steps:
             return
@@ -168,7 +181,8 @@ class GradientRelease:
         if self._clip_value is not None:
             nn.utils.clip_grad_value_([parameter], self._clip_value)
         with self._lock:
-            if slot.group not in self._options:
+            if slot.group not in self._options:  # once per step
+                _check_processes()
                 self._options[slot.group] = _options_of(group)
             groups = self.optimizer.param_groups
             self.optimizer.param_groups = [{**group, "params": [parameter]}]
@@ -197,7 +211,7 @@ class GradientRelease:
                     PLACE,
                     "set it before backward, which updates the parameters",
                 )
-        for slot in self._slots.values():
+        for slot in self.slots.values():
             if slot.version is None:
                 continue
             gradient = slot.parameter.grad
@@ -212,7 +226,7 @@ class GradientRelease:
     def _after_step(self, *_: object) -> None:
         """Begin the next step."""
         self._options.clear()
-        for slot in self._slots.values():
+        for slot in self.slots.values():
             slot.count, slot.version = 0, None
         self._add_parameters()
         self._before.remove()  # the last of the hooks before a step: the others may read gradients
@@ -233,6 +247,11 @@ def release_of(optimizer: Optimizer) -> GradientRelease | None:
     return next((each for each in _active if each.optimizer is optimizer), None)
 
 
+def is_released(parameter: Tensor) -> bool:
+    """Return whether the gradient of a parameter is released."""
+    return any(parameter in each.slots for each in _active)
+
+
 def release_gradients(
     model: nn.Module, optimizer: Optimizer, *, accumulate_steps: int = 1, clip_value: float | None = None
 ) -> GradientRelease:
@@ -251,7 +270,8 @@ def release_gradients(
     >>> optimizer.zero_grad()
 
     Set learning rates before backward. A backward pass cannot be undone by skipping `optimizer.step()`. After each
-    step gradients are None, as `zero_grad()` leaves them.
+    step gradients are None, as `zero_grad()` leaves them. The smallest gradients, together at most 2 % of all, stay for
+    `optimizer.step()`.
 
     Args:
     - `model`: the network. Gradients of its parameters are released.
@@ -286,7 +306,7 @@ def release_gradients(
         if is_wrapper(each.data):
             what = f"{own[each]} is a {type(each.data).__name__}, such as a shard"
             raise ConfigError(what, PLACE, "train without release")
-        if any(each in release._slots for release in _active):
+        if is_released(each):
             raise ConfigError(f"the gradient of {own[each]} is released already", PLACE, "call it once")
     return GradientRelease(model, optimizer, accumulate_steps, clip_value)
 
