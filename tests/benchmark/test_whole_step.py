@@ -48,6 +48,7 @@ def test_optimizer_that_updates_all_at_once_is_refused():
         _results(optimizer="LBFGS")
 
 
+@pytest.mark.slow
 def test_command_counts_shapes_and_refuses_others(tmp_path, capsys):
     command = f"benchmark step --models revnet38_cifar --shapes --counted 2x8 --out {tmp_path / 'step'}"
     assert main(command.split()) == 0
