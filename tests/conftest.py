@@ -31,6 +31,15 @@ def pytest_unconfigure() -> None:
     gc.unfreeze()
 
 
+@pytest.fixture(scope="module")
+def small_networks() -> Iterator[None]:
+    """Let `zoo.get` build the small networks of tests/nets.py."""
+    from tests.nets import small_architectures
+
+    with small_architectures():
+        yield
+
+
 @pytest.fixture(autouse=True)
 def _restored_logger() -> Iterator[None]:
     """Commands set up the package's logger; each test finds it as it was."""

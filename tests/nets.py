@@ -22,8 +22,8 @@ STRUCTURES: dict[str, dict[str, Any]] = {
     "resnet18": {"structure": (2, 1, 1, 1)},
     "resnet50": {"structure": (2, 1, 1, 1)},
     "resnext50": {"structure": (2, 2, 1, 1)},
-    "wider_resnet16": {"structure": (2, 2, 1, 1, 1, 1)},
-    "wider_resnet16_a2": {"structure": (1, 1, 2, 1, 1, 1)},
+    "wider_resnet16": {"structure": (2, 1, 2, 1, 1, 1)},
+    "wider_resnet16_a2": {"structure": (2, 1, 2, 1, 1, 1)},
     "densenet121": {"structure": (2, 2, 3, 1)},
     "resnet32_cifar": {"structure": (2, 3, 1), "widths": (8, 8, 12, 24)},
     "resnet164_cifar": {"structure": (2, 1, 2), "widths": (8, 8, 8, 16)},
@@ -38,7 +38,7 @@ STRUCTURES: dict[str, dict[str, Any]] = {
     "revnext_resnet18": {"channels": 8},
     "revnext_revnet": {"channels": 8},
     "revvit_s": {"structure": (3,), "width": 16, "heads": 2, "patch": 4, "image_size": 32},
-    "revbifpn_s0": {"channels": (48, 16, 16, 16), "head_channels": (16,) * 4, "features": 24, "extra_stages": 1},
+    "revbifpn_s0": {"channels": (48, 16, 16, 16), "head_channels": (16,) * 4, "features": 24, "extra_stages": 0},
     "revcol_tiny": {"structure": (1, 2, 1, 1), "channels": (8, 16, 24, 32), "columns": 5},
 }
 OPTIONS: dict[str, dict[str, Any]] = {
@@ -49,7 +49,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
 CLASSIFIERS = list(STRUCTURES)
 SEGMENTERS = ["deeplab_densenet121", "pyramid_revbifpn_s0"]
 #: The channels of a small WiderResNet.
-THIN = ((4, 4), (4, 8), (8, 8), (8, 16), (4, 8, 16), (4, 8, 24))
+THIN = ((4, 4), (4, 8), (8, 12), (8, 16), (4, 8, 20), (4, 8, 24))
 
 
 def has_option(arch: str, option: str) -> bool:

@@ -15,16 +15,15 @@ from zoo.convert import inplace_to_standard, relu_to_leaky_relu, standard_to_inp
 from zoo.errors import ConversionError
 from zoo.layers import ABN
 
+pytestmark = pytest.mark.usefixtures("small_networks")
+
 RESNET18 = NetworkSpec(arch="resnet18")
 CASES = [
     ("resnet18", {}),
     ("resnext50", {"input_3x3": True}),
     ("densenet121", {"input_3x3": True, "dilation": 2}),
+    ("wider_resnet16", {}),
 ]
-
-
-# Its weights are 500 MB in double precision.
-WIDE = pytest.param("wider_resnet16", {}, marks=pytest.mark.exhaustive)
 
 
 def unfoldable(arch: str, **options: bool) -> tuple[str, ...]:
@@ -38,7 +37,7 @@ def unfoldable(arch: str, **options: bool) -> tuple[str, ...]:
     return tuple(n for n in norms if n == "bn_out" or (n.endswith(".bn1") and not n.startswith("mod1.")))
 
 
-@pytest.mark.parametrize(("arch", "options"), [*CASES, WIDE])
+@pytest.mark.parametrize(("arch", "options"), CASES)
 def test_negative_scales_fold_into_filters_and_outputs_stay(arch, options):
     given = scrambled(arch, positive=unfoldable(arch, **options), **options)
     before = copy.deepcopy(given)
@@ -53,7 +52,7 @@ def test_negative_scales_fold_into_filters_and_outputs_stay(arch, options):
     assert spec == spec_of(arch, norm="inplace", num_classes=10, **options)
 
 
-@pytest.mark.parametrize(("arch", "options"), [*CASES, WIDE])
+@pytest.mark.parametrize(("arch", "options"), CASES)
 def test_norms_without_convolution_raise_by_name(arch, options):
     given = scrambled(arch, **options)
     names = unfoldable(arch, **options)

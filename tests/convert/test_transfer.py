@@ -17,6 +17,8 @@ from tests.refusals import refused
 from zoo.errors import ConfigError, WeightsError
 from zoo.layers.norm import ABN
 
+pytestmark = pytest.mark.usefixtures("small_networks")
+
 CLASSES = 5
 
 

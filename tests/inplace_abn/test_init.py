@@ -439,6 +439,7 @@ print(sum(not torch.equal(a, b) for a, b in zip(before, network.parameters())), 
 """
 
 
+@pytest.mark.slow
 def test_norms_of_timm_train() -> None:
     pytest.importorskip("timm")
     command = [sys.executable, "-W", "ignore", "-c", TIMM]

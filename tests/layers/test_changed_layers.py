@@ -12,6 +12,7 @@ from torch.nn.utils import parametrize, prune
 
 import zoo
 from tests.formula import relative_error
+from tests.nets import build as build_network
 from zoo.errors import ConfigError
 from zoo.layers import ABN, InPlaceABN, init_weights
 from zoo.layers.dense import DenseModule
@@ -280,7 +281,7 @@ def test_changed_link_of_chain_is_named_unless_activations_are_saved(name, chang
 def test_observing_hooks_change_nothing():
     report = {}
     for name in ("revnext", "resnet18", "densenet121"):
-        model = zoo.get(name, norm="inplace", num_classes=4)
+        model = build_network(name, norm="inplace")
         report[name] = zoo.memory_report(model, torch.randn(2, 3, 32, 32))
-    plain = zoo.memory_report(zoo.get("resnet18", norm="inplace", memory="plain"), torch.randn(2, 3, 32, 32))
+    plain = zoo.memory_report(build_network("resnet18", norm="inplace", memory="plain"), torch.randn(2, 3, 32, 32))
     assert report["resnet18"].plain < 0.8 * plain.plain

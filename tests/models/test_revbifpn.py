@@ -132,7 +132,8 @@ def test_parameters_and_state_dict_are_authors(name):
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
 @pytest.mark.parametrize("memory", ["auto", "plain", "lean"])
 def test_outputs_and_gradients_follow_authors_formulas(memory, layout):
-    model = build("revbifpn_s0", noise=0.1, memory="plain" if memory == "plain" else "auto").double()
+    strategy = "plain" if memory == "plain" else "auto"
+    model = build("revbifpn_s0", noise=0.1, memory=strategy, structure={"extra_stages": 1}).double()
     zoo.lean(model, enabled=memory == "lean")
     x = images(side=64, dtype=torch.float64).requires_grad_()
     expected, _ = reference(dict(model.named_parameters()), x)
@@ -197,7 +198,7 @@ def test_images_with_indivisible_sides_raise():
 
 
 def test_drop_rates_rise_with_the_stages_and_spare_new_streams():
-    model = build("revbifpn_s0", drop_path_rate=0.4)
+    model = build("revbifpn_s0", drop_path_rate=0.4, structure={"extra_stages": 1})
     block, silo, last = model.rev_stack[3], model.rev_stack[2], model.rev_stack[11]
     assert block.rev_transform_1.f["xform_0_1"].drop_path == pytest.approx(0.2)
     assert silo.f["xform_0_1"].drop_path == 0

@@ -13,6 +13,8 @@ from torch import Tensor, nn
 import zoo
 from zoo.layers import InPlaceABN, ReversibleBlock, ReversibleSequential
 
+pytestmark = pytest.mark.usefixtures("small_networks")
+
 MESSAGE = "has no second derivatives"
 
 

@@ -18,6 +18,8 @@ from zoo.errors import WeightsError
 from zoo.weights import read_weights
 from zoo.weights.description import parse_description
 
+pytestmark = pytest.mark.usefixtures("small_networks")
+
 RECORD = NetworkRecord(
     spec=NetworkSpec(arch="resnet18", activation="relu", num_classes=3, options={"dilation": [1, 1, 2, 4]}),
     class_names=["cat", "dog", "ünicorn"],

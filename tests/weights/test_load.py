@@ -20,6 +20,8 @@ from zoo.errors import ConversionError, WeightsError
 from zoo.layers.norm import ABN, InPlaceABN, InPlaceABNSync
 from zoo.weights import LoadReport, load_state_dict
 
+pytestmark = pytest.mark.usefixtures("small_networks")
+
 
 class Net(nn.Module):
     """A network with the key grammar of the zoo and random values everywhere."""
