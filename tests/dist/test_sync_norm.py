@@ -18,7 +18,13 @@ from zoo.layers import ABN, InPlaceABNSync, active_group, freeze_norms, set_acti
 pytestmark = pytest.mark.dist
 
 # The batch sizes of the ranks (unequal, a single value, an empty rank, an empty first rank) and the momentum.
-SPLITS = [((1, 5), 0.1), ((4, 0), None), ((0, 3, 2), 0.1), ((2, 1, 4), None), ((1, 1, 1), 0.1)]
+SPLITS = [
+    pytest.param((1, 5), 0.1, marks=pytest.mark.smoke),
+    ((4, 0), None),
+    ((0, 3, 2), 0.1),
+    ((2, 1, 4), None),
+    ((1, 1, 1), 0.1),
+]
 
 
 def _data(batch: int, spatial: tuple[int, ...]) -> tuple[torch.Tensor, ...]:

@@ -41,7 +41,6 @@ from zoo.registry.get import build_from_config
 pytestmark = pytest.mark.dist
 
 KILL_AT, EVERY_STEPS = 8, 3  # of 5 steps per epoch: in the second epoch, two steps after a checkpoint
-SMOKE = {"two ranks": pytest.mark.smoke}
 
 
 @pytest.fixture(scope="module")
@@ -151,7 +150,7 @@ CASES: dict[str, Callable[[Path], Case]] = {
 }
 
 
-@pytest.mark.parametrize("name", [pytest.param(name, marks=SMOKE.get(name, ())) for name in CASES])
+@pytest.mark.parametrize("name", CASES)
 def test_killed_and_resumed_run_is_bit_identical_to_uninterrupted_run(name: str, tmp_path: Path) -> None:
     case = CASES[name](tmp_path / "data")
     straight, killed = tmp_path / "straight", tmp_path / "killed"
