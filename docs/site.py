@@ -1,7 +1,12 @@
-"""Hooks of the documentation site: pages of the repository that lie outside of docs/, and docstrings as Markdown."""
+"""Hooks of the documentation site.
+
+They add pages of the repository that lie outside of docs/, the notebook, and the results to the menu, and read
+docstrings as Markdown.
+"""
 
 from __future__ import annotations
 
+import json
 import posixpath
 import re
 from pathlib import Path
@@ -23,16 +28,46 @@ PAGES = {
     "tests/README.md": "tests/README.md",
     **{f"experiments/{path.name}": f"experiments/{path.name}" for path in REPOSITORY.glob("experiments/*.json")},
 }
+NOTEBOOKS = {
+    f"docs/{path.relative_to(REPOSITORY / 'docs')}": f"tutorials/{path.stem}.md"
+    for path in (REPOSITORY / "docs" / "tutorials").glob("*.ipynb")
+}
+PAGES |= NOTEBOOKS
 REPOSITORY_PATHS = {page: path for path, page in PAGES.items()}
 UNSEARCHED = ("results/", "tests/")  # their words would hide the pages that explain them
 LINK = re.compile(r"(!?)\[((?:[^][]|\[[^][]*\])*)\]\(([^)\s]+)\)")
 
 
+def on_config(config: Any) -> Any:
+    """Add all text forms of results to the menu."""
+    found = sorted(path.name for path in (REPOSITORY / "docs" / "results").glob("*.md") if path.name != "README.md")
+    (results,) = (part["Results"] for part in config.nav if "Results" in part)
+    results.append({"Measurements": [f"results/{name}" for name in found]})
+    return config
+
+
 def on_files(files: Files, config: Any) -> Files:
     """Add the pages of `PAGES`."""
     for path, page in PAGES.items():
-        files.append(File.generated(config, page, abs_src_path=str(REPOSITORY / path)))
+        if path in NOTEBOOKS:
+            files.append(File.generated(config, page, content=notebook_page(REPOSITORY / path)))
+        else:
+            files.append(File.generated(config, page, abs_src_path=str(REPOSITORY / path)))
     return files
+
+
+def notebook_page(path: Path) -> str:
+    """Return a notebook as Markdown, with the printed lines and the pictures below each block of code."""
+    parts = []
+    for cell in json.loads(path.read_text(encoding="utf-8"))["cells"]:
+        source = "".join(cell["source"])
+        parts.append(source if cell["cell_type"] == "markdown" else f"```python\n{source}\n```")
+        for output in cell.get("outputs", ()):
+            if "text" in output:
+                parts.append(f"```text\n{''.join(output['text']).rstrip()}\n```")
+            else:
+                parts.append(f'<img alt="figure" src="data:image/png;base64,{output["data"]["image/png"]}">')
+    return "\n\n".join(parts) + "\n"
 
 
 def on_page_markdown(markdown: str, page: Any, files: Files, **_: Any) -> str:
@@ -70,7 +105,8 @@ def title_of(page: str) -> str:
     """Return the name of a page in its title and in links: its heading, or the name of its result file."""
     if page.startswith("results/") and page != "results/README.md":
         return posixpath.basename(page).removesuffix(".md")
-    text = (REPOSITORY / REPOSITORY_PATHS.get(page, f"docs/{page}")).read_text(encoding="utf-8")
+    path = REPOSITORY / REPOSITORY_PATHS.get(page, f"docs/{page}")
+    text = notebook_page(path) if path.suffix == ".ipynb" else path.read_text(encoding="utf-8")
     return re.search("^# (.+)$", text, re.MULTILINE)[1]  # type: ignore[index]
 
 

@@ -746,9 +746,9 @@ def _section(section: SectionText) -> str:
     for setting in section.settings:
         default = setting.default if setting.default == "required" else f"`{setting.default}`"
         rows.append([f"`{setting.key}`", setting.type, default, _plain(setting.meaning)])
-    title = section.path if " " in section.path else f"`{section.path}`"
     headers = ["setting", "type", "default", "meaning"]
-    return f"**{title}**: {_plain(section.meaning)}\n\n{table(headers, rows, text_columns=4)}"
+    title = section.path[:1].upper() + section.path[1:] if " " in section.path else section.path
+    return f"## {title}\n\n{_plain(section.meaning)}\n\n{table(headers, rows, text_columns=4)}"
 
 
 # --- zoo benchmark loaders ---

@@ -65,6 +65,9 @@ def test_site_builds_without_warning(tmp_path: Path) -> None:
     assert 'href="lean.html#zoocheck"' in home
     assert not re.search(r'href="[^"]*\.md[#"]', home)
     assert "<li><code>budget</code>: " in (tmp_path / "reference" / "lean.html").read_text()
+    layers = re.sub("<[^>]+>", "", (tmp_path / "reference" / "layers.html").read_text())
+    assert re.search(r"InPlaceABN\(\s*num_features: int,\s*eps: float = 1e-05", layers)
+    assert "data:image/png" in (tmp_path / "tutorials" / "resnet50.html").read_text()
     check_names_of_pages(tmp_path)
     check_site_needs_no_server(tmp_path)
 
