@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tests.formula import relative_error
-from tests.ops.triton_cases import ACTIVATIONS, FLOATS, LAYOUTS, REFERENCE, TRITON, Case, lay_out, make, run
+from tests.ops.norm_cases import ACTIVATIONS, FLOATS, LAYOUTS, REFERENCE, TRITON, Case, lay_out, make, run
 from tests.synchronization import no_synchronization
 from zoo.ops.abn.functional import inplace_abn
 from zoo.ops.abn.kernels import kernels_for
