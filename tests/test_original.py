@@ -85,7 +85,9 @@ def relu(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-@pytest.mark.parametrize("name", ["leaky", "inplace", "same"])
+@pytest.mark.parametrize(
+    "name", ["inplace", pytest.param("leaky", marks=pytest.mark.slow), pytest.param("same", marks=pytest.mark.slow)]
+)
 def test_weights_are_transferred_while_validating(
     relu: Path, name: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -109,7 +111,7 @@ def test_weights_are_transferred_while_validating(
     assert losses[0] == losses[1]
 
 
-@pytest.mark.parametrize("name", ["leaky", "inplace"])
+@pytest.mark.parametrize("name", ["inplace", pytest.param("leaky", marks=pytest.mark.slow)])
 def test_training_starts_from_weights_of_another_activation_or_norm(
     relu: Path, name: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -120,8 +122,9 @@ def test_training_starts_from_weights_of_another_activation_or_norm(
     assert (tmp_path / "log" / "checkpoint.pth.tar").exists()
 
 
-@pytest.mark.parametrize("mode", ["palette", "raw", "prob"])
-@pytest.mark.parametrize("fusion", ["mean", "voting", "max"])
+@pytest.mark.parametrize(
+    ("fusion", "mode"), [("mean", "palette"), ("mean", "raw"), ("mean", "prob"), ("voting", "prob"), ("max", "raw")]
+)
 def test_vistas_script_writes_originals_files(vistas: Path, tmp_path: Path, fusion: str, mode: str) -> None:
     words = ["--scales", "[0.7, 1]", "--flip", "--fusion-mode", fusion, "--output-mode", mode]
     assert _segment(vistas, tmp_path / "out", *words) == 0
@@ -267,9 +270,20 @@ def _no_local_rank(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("_no_local_rank")
 @pytest.mark.parametrize("words", ["--local_rank 3", "--local_rank=3", "--local-rank 3", "--local-rank=3"])
 @pytest.mark.parametrize("first", [True, False])
+@pytest.mark.parametrize(
+    ("command", "files"), [(ScoreImageNet, "config checkpoint data"), (OriginalTrain, "config data")]
+)
 def test_local_rank_is_accepted_at_any_place(
-    finished: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: str, first: bool
+    command: type[Command], files: str, monkeypatch: pytest.MonkeyPatch, words: str, first: bool
 ) -> None:
+    seen: list[str] = []
+    monkeypatch.setattr(command, "run", lambda self: seen.append(os.environ["LOCAL_RANK"]) or 0)
+    assert run_script(command, f"{words} {files}".split() if first else f"{files} {words}".split()) == 0
+    assert seen == ["3"]
+
+
+@pytest.mark.usefixtures("_no_local_rank")
+def test_local_rank_selects_device(finished: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[int] = []
 
     def open_device(local_rank: int) -> torch.device:
@@ -278,16 +292,11 @@ def test_local_rank_is_accepted_at_any_place(
 
     monkeypatch.setattr("zoo.engine.process._open_device", open_device)
     score = [str(finished.config), str(finished.checkpoint), str(finished.data), "--limit", "1", "-c", "8", "-j", "0"]
-    train = [str(finished.config), str(finished.data), "-j", "0", "--epochs", "1"]
-    commands = [
-        (partial(run_script, ScoreImageNet), score),
-        (partial(run_script, OriginalTrain), [*train, "--log-dir", str(tmp_path / "script")]),
-        (main, ["validate", str(finished.checkpoint), str(finished.data), "-j", "0"]),
-    ]
-    for run, arguments in commands:
-        assert run([*words.split(), *arguments] if first else [*arguments, *words.split()]) == 0
+    train = [str(finished.config), str(finished.data), "-j", "0", "--epochs", "1", "--log-dir", str(tmp_path / "log")]
+    assert run_script(ScoreImageNet, ["--local_rank=3", *score]) == 0
+    assert run_script(OriginalTrain, ["--local_rank=3", *train]) == 0
+    assert main(["validate", "--local_rank=3", str(finished.checkpoint), str(finished.data), "-j", "0"]) == 0
     assert seen == [3, 3, 3]
-    assert os.environ["LOCAL_RANK"] == "3"
 
 
 @pytest.mark.usefixtures("_no_local_rank")

@@ -131,7 +131,7 @@ def test_zoo_get_builds_network_of_checkpoint(trained: tuple[str, Path]) -> None
     refused(zoo.WeightsError, lambda: zoo.get("resnet18", weights=path), f"arch='{arch}'", "arch='resnet18'")
 
 
-def test_classifier_for_other_classes_is_left_out(
+def test_classifier_for_other_classes_is_omitted(
     trained: tuple[str, Path], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     arch, checkpoint = trained

@@ -245,7 +245,7 @@ LABELS: Refusals = {
     **{
         f"label map in {mode}": (
             _read(lambda path, mode=mode: random_image(0).convert(mode).save(path)),
-            ("DIR/x.png", f"mode {mode}"),
+            ("DIR/x.png", "colors", f"mode {mode}"),
         )
         for mode in ("RGB", "RGBA", "LA")
     },

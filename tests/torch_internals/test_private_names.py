@@ -52,7 +52,8 @@ def _private_names(tree: ast.AST) -> list[tuple[int, str, str]]:
         elif isinstance(node, ast.ImportFrom):
             paths = [(node.module or "", alias.name) for alias in node.names]
         elif isinstance(node, ast.Attribute):
-            found.append((node.lineno, ast.unparse(node.value), node.attr))
+            if _is_private(node.attr):  # most are not, and to unparse takes time
+                found.append((node.lineno, ast.unparse(node.value), node.attr))
             continue
         elif isinstance(node, ast.Call) and getattr(node.func, "id", "") in ("getattr", "hasattr", "setattr"):
             name = node.args[1].value if isinstance(node.args[1], ast.Constant) else ""
