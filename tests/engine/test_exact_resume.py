@@ -62,7 +62,9 @@ def kill_at(step: int, world_size: int, config: Experiment, data: Path, log_dir:
     saved = step // config.checkpoint.every_steps * config.checkpoint.every_steps
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(PRELOADED)
-    log_dir.mkdir()
+    log_dir.mkdir(exist_ok=True)
+    for reached in log_dir.glob("reached.*"):
+        reached.unlink()
     shared = (world_size, free_port(), (config, data, log_dir, step), options)
     processes = [context.Process(target=_run_rank, args=(rank, *shared)) for rank in range(world_size)]
     for process in processes:

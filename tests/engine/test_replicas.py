@@ -38,7 +38,7 @@ from zoo.data.loader import build_train_loader
 from zoo.data.seeding import mixed_seed
 from zoo.engine.checkpoint import CHECKPOINT, read
 from zoo.engine.process import Process
-from zoo.engine.replicas import ExactReplicas, fixed_algorithms
+from zoo.engine.replicas import ExactReplicas, build_replicas, fixed_algorithms
 from zoo.engine.state import TrainState, build_state
 from zoo.engine.step import StepBatch, train_step
 from zoo.errors import ConfigError, NonFiniteLossError
@@ -287,11 +287,15 @@ def test_loss_scale_changes_no_gradient(amp: str) -> None:
     for scale in (1.0, 1024.0):
         state = _odd_state(training={"amp": amp})
         state.scaler = torch.amp.GradScaler("cpu", init_scale=scale, enabled=amp == "fp16")
-        sums = ExactReplicas(state.model, state.config, state.process)
-        for batch in _odd_batches():
-            loss = F.cross_entropy(state.model(batch.images), batch.targets)
-            state.scaler.scale(loss).backward()
-            sums.add_gradients(state.scaler)
+        sums, batches = ExactReplicas(state.model, state.config, state.process), _odd_batches()
+
+        def backward(index: int, network: nn.Module, state: TrainState = state, sums: ExactReplicas = sums) -> None:
+            batch = _odd_batches()[index]
+            with sums.reducing(network, 0, is_last=True):
+                loss = F.cross_entropy(network(batch.images), batch.targets)
+                state.scaler.scale(loss).backward()
+
+        sums.run(backward, 0, [batch.images.shape for batch in batches], state.scaler)
         sums.set_gradients(state.scaler)
         state.scaler.unscale_(state.optimizer)
         gradients.append(state.model.first.weight.grad)
@@ -322,12 +326,12 @@ def test_gradient_beyond_range_stops_run_with_last_good_checkpoint(data: Path, t
     refused(NonFiniteLossError, train, "gradient of last.", "step 1;", "no checkpoint")
 
 
-def test_synchronized_norms_need_one_replica_per_process() -> None:
-    for norm in (nn.SyncBatchNorm(3), InPlaceABNSync(3)):
-        config, network = _config(), nn.Sequential(nn.Conv2d(3, 3, 1), norm)
-        build = partial(ExactReplicas, network, config, Process())
+def test_norms_of_other_packages_and_compiled_ones_need_one_replica_per_process() -> None:
+    for norm, settings in ((nn.SyncBatchNorm(3), {}), (InPlaceABNSync(3), {"training": {"compile": True}})):
+        network = nn.Sequential(nn.Conv2d(3, 3, 1), norm)
+        build = partial(build_replicas, network, _config(4, **settings), Process())
         refused(ConfigError, build, "replicas = 4", "norm 1 ", "1 process", "4 processes")
-        assert len(ExactReplicas(network, _config(1), Process()).own) == 1
+        assert len(build_replicas(network, _config(1, **settings), Process()).own) == 1
 
 
 def _shard() -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from functools import partial
 from pathlib import Path
 
@@ -54,6 +55,15 @@ def test_train_names_the_authors_number_of_gpus(tmp_path: Path) -> None:
     text = (tmp_path / "run" / "training_0.log").read_text()
     assert "cpu, 1 process, 2 replicas; the authors had 4 GPUs: --replicas 4 has their batch statistics" in text
     assert "epoch 1 digest: " in text
+
+
+def test_train_says_how_many_images_replicas_with_synchronized_norms_hold(tmp_path: Path) -> None:
+    data = make_images(tmp_path / "data", num_train=8, num_val=2)
+    settings = {"network.norm": "sync", "network.activation": "leaky_relu", "optimizer.accumulate_steps": 2}
+    zoo.train(
+        parse_experiment(SETTINGS, "test"), data, log_dir=tmp_path / "run", replicas=2, batch_size=8, settings=settings
+    )
+    assert re.search(r"memory +of 4 images at a time", (tmp_path / "run" / "training_0.log").read_text())
 
 
 def test_train_continues_from_a_loaded_network(run: tuple[Path, TrainingResult], tmp_path: Path) -> None:

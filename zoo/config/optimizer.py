@@ -103,8 +103,9 @@ class Optimizer(Section):
     """Whether backward updates each parameter as soon as its gradient is complete, and frees the gradient: less memory,
     the same bits. For one process, and without clip, replicas and fp16."""
     replicas: Annotated[int, Field(gt=0, le=MAX_REPLICAS)] | None = None
-    """Number of replicas that share a batch, each with its own batch statistics, as the GPUs of a paper. Any number of
-    processes, up to one per replica, then trains the same weights to the bit; null: one replica per process."""
+    """Number of replicas that share a batch, each with its own batch statistics, as the GPUs of a paper; synchronized
+    norms have the statistics of all replicas. Any number of processes, up to one per replica, then trains the same
+    weights to the bit; null: one replica per process."""
     label_smoothing: Annotated[float, Field(ge=0, lt=1)] = 0.0
     """Share of a target that is spread over all classes."""
     ema_decay: Annotated[float, Field(gt=0, lt=1)] | None = None

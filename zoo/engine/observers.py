@@ -14,6 +14,7 @@ from zoo.data.sampler import TrainBatches, ValBatches
 from zoo.data.seeding import seeded_global_generators
 from zoo.engine.digest import digest, state_tensors
 from zoo.engine.reconstruction import angle_between, gradients, reconstructs
+from zoo.engine.replicas import SynchronizedReplicas
 from zoo.engine.reporting import Log
 from zoo.engine.state import TrainState, shared_state
 from zoo.engine.step import StepBatch, compute_loss, micro_batches
@@ -49,12 +50,20 @@ class Observer:
 def build_observers(
     state: TrainState, train_loader: Loader[TrainBatches], val_loader: Loader[ValBatches] | None, log: Log
 ) -> list[Observer]:
-    """Build the observers that the settings of a run request. Raises ConfigError like `GradientAngle`."""
+    """Build the observers that the settings of a run request.
+
+    Raises ConfigError like `GradientAngle`, and for its meter beside synchronized replicas.
+    """
     config = state.config
     observers: list[Observer] = [
         AbsentClasses(train_loader.dataset, None if val_loader is None else val_loader.dataset)
     ]
     if config.training.gradient_angle_meter:
+        if isinstance(state.replicas, SynchronizedReplicas):
+            raise ConfigError(
+                f"training.gradient_angle_meter = {config.training.gradient_angle_meter} runs one replica alone, but "
+                "norms are synchronized over optimizer.replicas: remove one of the two settings, or use other norms"
+            )
         observers.append(GradientAngle(state.model, config.training.gradient_angle_meter, log))
     if config.optimizer.replicas is not None:
         observers.append(Digest(log))

@@ -7,9 +7,11 @@ Each scheme of adding defines bits of its own.
 
 from __future__ import annotations
 
+import copy
 import os
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from functools import partial
 from typing import Any
 
 import torch
@@ -20,18 +22,21 @@ from torch.nn.parallel import DistributedDataParallel
 from zoo.config.experiment import Experiment
 from zoo.data.sampler import replicas_of
 from zoo.engine.attributes import attribute_values, changed_attribute
+from zoo.engine.lockstep import Lockstep
 from zoo.engine.precision import at_least_float32
 from zoo.engine.process import Process, broadcast_tensors, seed_everything
 from zoo.engine.wrapping import distribute
 from zoo.errors import ConfigError, join_names
+from zoo.layers.norm import InPlaceABNSync, set_active_group
 from zoo.ops.recomputation import restored_buffers
-from zoo.torch_internals.data import is_wrapper
+from zoo.torch_internals.data import has_backward_hooks, is_wrapper
 
 # Gradients are added as multiples of 2^-40. Gradients above 2^-16 keep all digits of float32; smaller ones are off by
 # up to 2^-41. Gradients of a replica's mean loss may be as large as 2^22, because batch norms of few values, whose
 # variance may be tiny, have gradients of hundreds of thousands.
 GRID_BITS = 40
 SUM_BITS = 62  # of an int64; the largest sum is below 2^62
+CHUNK = 2**17  # elements of a gradient that are added at a time, on the CPU
 
 
 class Replicas:
@@ -51,27 +56,42 @@ class Replicas:
         self.own = replicas_of(process.rank, process.world_size, config.optimizer.replicas)
         self.loss_factor = process.world_size
         self._model, self._config, self._process = model, config, process
+        self._network = model
 
     def wrap(self, network: nn.Module) -> nn.Module:
         """Return ``network``, the possibly compiled model, as a step calls it."""
-        return distribute(network, self._process)
+        self._network = distribute(network, self._process)
+        return self._network
 
-    def running(self, replica: int, step: int, shape: torch.Size) -> AbstractContextManager[None]:
-        """Return the context of the passes of a replica, on images of a ``shape``, in the step after ``step`` steps."""
-        return nullcontext()
+    def run(
+        self,
+        backward: Callable[[int, nn.Module], None],
+        step: int,
+        shapes: Sequence[torch.Size],
+        scaler: torch.amp.GradScaler,
+    ) -> None:
+        """Call ``backward(index, network)`` for each own replica.
+
+        Args:
+        - `backward`: runs forward and backward of the network on the images of the replica ``own[index]``.
+        - `step`: number of steps before.
+        - `shapes`: shapes of the images of each own replica.
+        - `scaler`: has scaled the gradients.
+        """
+        backward(0, self._network)
 
     @contextmanager
-    def averaging(self, wrapped_model: nn.Module, step: int, is_last: bool) -> Iterator[None]:
+    def reducing(self, network: nn.Module, step: int, is_last: bool) -> Iterator[None]:
         """Context of forward and backward of a micro-batch. Gradients are averaged in the last one of a step.
 
         That waits for the gradients of all parameters. Raises ConfigError if a parameter got none on this rank: the
         averages would never be complete.
         """
-        if not isinstance(wrapped_model, DistributedDataParallel):
+        if not isinstance(network, DistributedDataParallel):
             yield
             return
         if not is_last:
-            with wrapped_model.no_sync():
+            with network.no_sync():
                 yield
             return
         trained = {name: parameter for name, parameter in self._model.named_parameters() if parameter.requires_grad}
@@ -87,9 +107,6 @@ class Replicas:
                 "freeze them with requires_grad_(False), use them in each forward pass, or set optimizer.replicas",
             )
 
-    def add_gradients(self, scaler: torch.amp.GradScaler) -> None:
-        """Add the gradients of a replica, which ``scaler`` has scaled, to the sum over all replicas."""
-
     def set_gradients(self, scaler: torch.amp.GradScaler) -> None:
         """Set each parameter's gradient to the sum over all replicas, scaled as by ``scaler``."""
 
@@ -101,8 +118,8 @@ class ExactReplicas(Replicas):
     alone: its images, its shape, its random numbers, its batch statistics. The gradients are added as integers, because
     integers have the same sum in any order.
 
-    Broadcasts rank 0's weights and buffers, so every rank has to construct it. Raises ConfigError for a network with
-    synchronized norms, unless each process runs one replica, and for sharded parameters.
+    Broadcasts rank 0's weights and buffers, so every rank has to construct it. Raises ConfigError for sharded
+    parameters, and for norms whose synchronization only works with a replica per process.
 
     Args: see `Replicas`; ``optimizer.replicas`` of the settings is set.
     """
@@ -111,7 +128,10 @@ class ExactReplicas(Replicas):
         super().__init__(model, config, process)
         assert config.optimizer.replicas is not None
         self.count, self.loss_factor = config.optimizer.replicas, 1
-        self._check()
+        self._where = f"optimizer.replicas = {self.count}"
+        if any(is_wrapper(parameter) for parameter in self._model.parameters()):
+            raise ConfigError("the parameters are sharded (FSDP2), and replicas need whole ones", self._where)
+        self._check_norms()
         if process.world_size > 1:
             broadcast_tensors([*model.parameters(), *model.buffers()])
         trained = {name: each for name, each in model.named_parameters() if each.requires_grad and each.numel()}
@@ -126,47 +146,70 @@ class ExactReplicas(Replicas):
         self._shapes: set[torch.Size] = set()
         self._has_checked = False
         self._changed: str | None = None
-        self._rounded = torch.empty(max(sizes, default=0), dtype=torch.int64, device=process.device)  # reused buffer
+        self._chunk = CHUNK if process.device.type == "cpu" else sum(sizes)
+        self._found: list[tuple[int, Tensor]] = []  # index of a parameter, and the largest absolute value of a gradient
+        self._factor = torch.ones((), device=process.device)  # from gradients to multiples of the grid
 
-    def _check(self) -> None:
-        where = f"optimizer.replicas = {self.count}"
-        if any(is_wrapper(parameter) for parameter in self._model.parameters()):
-            raise ConfigError("the parameters are sharded (FSDP2), and replicas need whole ones", where)
+    def _check_norms(self) -> None:
+        """Raise ConfigError for synchronized norms, unless each process runs one replica."""
         if self._process.world_size == self.count:
             return
         for name, module in self._model.named_modules():
-            if isinstance(module, nn.SyncBatchNorm) or hasattr(module, "set_group"):
+            if is_synchronized(module):
+                is_own = isinstance(module, InPlaceABNSync)
                 raise ConfigError(
-                    f"the norm {name} is synchronized over all replicas, but {self._process.world_size} process(es) "
-                    "run them one after the other",
-                    where,
-                    f'use norms that are not synchronized (network.norm "inplace"), or start {self.count} processes',
+                    f"the norm {name} ({type(module).__name__}) is synchronized over all replicas, but "
+                    f"{self._process.world_size} process(es) run them one after the other",
+                    self._where,
+                    f"start {self.count} processes, or {'do not compile it' if is_own else 'use InPlaceABNSync'}",
                 )
 
     def wrap(self, network: nn.Module) -> nn.Module:
         """Return ``network``."""
+        self._network = network
         return network
 
+    def run(
+        self,
+        backward: Callable[[int, nn.Module], None],
+        step: int,
+        shapes: Sequence[torch.Size],
+        scaler: torch.amp.GradScaler,
+    ) -> None:
+        """Call ``backward`` for each own replica, with random numbers of its own.
+
+        Only replica 0 updates running statistics and other buffers, once per step. It runs last, because all replicas
+        of a step begin with the same buffers.
+        """
+        self._begin(scaler)
+        for index in reversed(range(len(self.own))):
+            replica = self.own[index]
+            with (
+                self._check_attributes(self._model, shapes[index]),
+                nullcontext() if replica == 0 else restored_buffers(self._model),
+            ):
+                seed_everything(self._config.seed, step, replica)
+                backward(index, self._network)
+        self._end()
+
+    def _begin(self, scaler: torch.amp.GradScaler) -> None:
+        self._found, self._factor = [], 2.0**GRID_BITS / self._loss_scale(scaler)
+
     @contextmanager
-    def running(self, replica: int, step: int, shape: torch.Size) -> Iterator[None]:
-        """Context of the forward and backward passes of a replica, with random numbers of its own.
+    def _check_attributes(self, network: nn.Module, shape: torch.Size) -> Iterator[None]:
+        """Context of a pass of a replica on images of a ``shape``, which looks for attributes that it changes.
 
-        Only replica 0 updates running statistics and other buffers, once per step. It has to run last, because all
-        replicas of a step begin with the same buffers.
-
-        Attributes move once per pass of this process, and checkpoints lack them. The first pass over images of a
-        ``shape`` may fill caches. The first pass over a shape that was there before must change no attribute;
-        otherwise `set_gradients` raises ConfigError.
+        Checkpoints and other processes do not get attributes. The first pass over images of a ``shape`` may fill
+        caches. The first pass over a shape that was there before must change no attribute; otherwise `set_gradients`
+        raises ConfigError.
         """
         is_repeated = shape in self._shapes
         self._shapes.add(shape)
-        before = attribute_values(self._model) if is_repeated and not self._has_checked else None
-        seed_everything(self._config.seed, step, replica)
-        with nullcontext() if replica == 0 else restored_buffers(self._model):
-            yield
+        before = attribute_values(network) if is_repeated and not self._has_checked else None
+        yield
         if before is not None:
             self._has_checked = True
-            self._changed = changed_attribute(self._model, before)
+            self._changed = changed_attribute(network, before)
             self._num_changed.fill_(int(self._changed is not None))
 
     def _refuse_attribute(self) -> None:
@@ -174,30 +217,56 @@ class ExactReplicas(Replicas):
         found = self._process.broadcast(self._process.gather(self._changed))
         what = f"forward changes the attribute {next(filter(None, found))}"
         remedy = "checkpoints and other processes do not get attributes: make it a buffer (register_buffer)"
-        raise ConfigError(what, f"optimizer.replicas = {self.count}", f"{remedy}, or train without replicas")
+        raise ConfigError(what, self._where, f"{remedy}, or train without replicas")
 
-    @torch.no_grad()
-    def add_gradients(self, scaler: torch.amp.GradScaler) -> None:
-        """Add the gradients of a replica, divided by the loss scale, to the sum, and set them to None.
+    def _parameters_of(self, network: nn.Module) -> Sequence[Tensor]:
+        """Return the trained parameters of a network that a pass runs."""
+        return self._parameters
+
+    @contextmanager
+    def reducing(self, network: nn.Module, step: int, is_last: bool) -> Iterator[None]:
+        """Context of forward and backward of a micro-batch. In the last one of a step gradients are added to the sums.
+
+        Each is added as soon as it is complete, and its memory freed.
+        """
+        hooks = []
+        if is_last:
+            hooks = [
+                parameter.register_post_accumulate_grad_hook(partial(self._add_gradient, index))
+                for index, parameter in enumerate(self._parameters_of(network))
+            ]
+        try:
+            yield
+        finally:
+            for hook in hooks:
+                hook.remove()
+
+    def _add_gradient(self, index: int, parameter: Tensor) -> None:
+        """Add the gradient of a replica, divided by the loss scale, to the sum, and set it to None.
 
         The loss scale is a power of two, so that the division is exact. Does not wait for the device.
         """
-        loss_scale = self._loss_scale(scaler)
-        lows, highs, zero, factor = [], [], loss_scale.new_zeros(()), 2.0**GRID_BITS / loss_scale
-        present = torch.tensor([parameter.grad is not None for parameter in self._parameters])
-        for parameter, total in zip(self._parameters, self._totals, strict=True):
-            low = high = zero
-            if parameter.grad is not None:
-                scaled = at_least_float32(parameter.grad).mul_(factor)
-                low, high = scaled.aminmax()
-                rounded = self._rounded[: total.numel()].view(parameter.shape).copy_(scaled.round_())
-                total.view(parameter.shape).add_(rounded)
-                parameter.grad = None
-            lows.append(low.float())
-            highs.append(high.float())
-        largest = torch.maximum(-torch.stack(lows), torch.stack(highs))
+        assert parameter.grad is not None
+        gradient, total = at_least_float32(parameter.grad), self._totals[index].view(parameter.shape)
+        parameter.grad = None
+        # Parts that fit into a cache: the largest weights have tens of megabytes.
+        num_parts = -(-gradient.numel() // self._chunk) if gradient.dim() else 1
+        for part, of_total in zip(gradient.tensor_split(num_parts), total.tensor_split(num_parts), strict=True):
+            if part.numel():
+                low, high = part.mul_(self._factor).aminmax()
+                self._found.append((index, torch.maximum(-low, high).float()))
+                of_total.add_(part.round_().long())
+
+    def _end(self) -> None:
+        """Tally the gradients that have been added."""
+        if not self._found:
+            return
+        indices, values = zip(*self._found, strict=True)
+        largest, rows = torch.stack(values), torch.tensor(indices, device=self._tallies.device)
         is_beyond = largest.isfinite() & (largest >= 2.0**SUM_BITS / self.count)
-        self._tallies += torch.stack([present.to(largest.device), ~largest.isfinite(), is_beyond])
+        tallies = torch.stack([torch.ones_like(rows), ~largest.isfinite(), is_beyond])
+        self._tallies.index_add_(1, rows, tallies)
+        self._found = []
 
     @torch.no_grad()
     def set_gradients(self, scaler: torch.amp.GradScaler) -> None:
@@ -205,7 +274,7 @@ class ExactReplicas(Replicas):
 
         It is None if no replica has one, and NaN if a replica has one that is not finite. Every rank also gets replica
         0's buffers. Waits for the device. Raises, on every rank, OverflowError for a gradient beyond the range, and
-        ConfigError if a pass has changed an attribute, see `running`.
+        ConfigError if a pass has changed an attribute.
         """
         if self._process.world_size > 1:
             dist.all_reduce(self._sums)
@@ -231,6 +300,136 @@ class ExactReplicas(Replicas):
     def _loss_scale(self, scaler: torch.amp.GradScaler) -> Tensor:
         """Return the factor of the gradients, 0-d; 1 if ``scaler`` is disabled."""
         return scaler.scale(torch.ones((), device=self._process.device))
+
+
+class SynchronizedReplicas(ExactReplicas):
+    """Replicas that run in lockstep: in each synchronized norm, each of them waits for the statistics of the others.
+
+    Each own replica has a copy of the network, which shares the parameters' memory and has buffers and gradients of its
+    own. All own replicas have their activations in memory at the same time.
+
+    Raises ConfigError for hooks of parameters, which the copies would lack, and for norms with a process group of their
+    own.
+
+    Args: see `ExactReplicas`.
+    """
+
+    def __init__(self, model: nn.Module, config: Experiment, process: Process) -> None:
+        super().__init__(model, config, process)
+        self._lockstep = Lockstep(self.count, process)
+        for name, module in model.named_modules():
+            if is_synchronized(module) and getattr(module, "group", None) not in (None, dist.group.WORLD):
+                what = f"the norm {name} has a process group of its own, and replicas synchronize over all replicas"
+                raise ConfigError(what, self._where, "leave out group")
+        if hooked := [name for name, each in model.named_parameters() if has_backward_hooks(each)]:
+            what = f"parameters have hooks ({join_names(hooked, 3)}), which copies of the network for replicas lack"
+            raise ConfigError(what, self._where, f"remove them, or start {self.count} processes without replicas")
+
+    def _check_norms(self) -> None:
+        """Do nothing: norms may be synchronized."""
+
+    def _parameters_of(self, network: nn.Module) -> Sequence[Tensor]:
+        """Return the trained parameters of the copy ``network``."""
+        return next(each.parameters for each in self._copies if each.network is network)
+
+    def wrap(self, network: nn.Module) -> nn.Module:
+        """Return ``network``, after copying it for each own replica."""
+        self._copies = [_Copy(network, self._parameters, self._lockstep) for _ in self.own]
+        return super().wrap(network)
+
+    def run(
+        self,
+        backward: Callable[[int, nn.Module], None],
+        step: int,
+        shapes: Sequence[torch.Size],
+        scaler: torch.amp.GradScaler,
+    ) -> None:
+        """Call ``backward`` for all own replicas in lockstep, with random numbers of their own.
+
+        All replicas of a step begin with the same buffers; the buffers of replica 0 remain. Raises ConfigError if
+        gradients reach parameters of the network itself: a function that a module holds refers to it.
+        """
+
+        def run_replica(index: int) -> None:
+            seed_everything(self._config.seed, step, self.own[index])
+            backward(index, self._copies[index].network)
+
+        self._begin(scaler)
+        for each in self._copies:
+            each.follow()
+        with self._check_attributes(self._copies[0].network, shapes[0]):
+            self._lockstep.run([partial(run_replica, index) for index in range(len(self.own))])
+        self._end()
+        if 0 in self.own:
+            self._copies[0].give_buffers()
+        if reached := [n for n, each in zip(self._names, self._parameters, strict=True) if each.grad is not None]:
+            what = (
+                f"a copy of the network for a replica uses parameters of the network itself ({join_names(reached, 3)})"
+            )
+            remedy = f"refer to modules by attributes, not in functions, or start {self.count} processes"
+            raise ConfigError(what, self._where, f"{remedy} without replicas")
+
+
+class _Copy:
+    """A copy of a network that shares the memory of its parameters.
+
+    Args:
+    - `network`: the network.
+    - `parameters`: its trained parameters, some or all.
+    - `group`: synchronizes the norms of the copy.
+
+    Attributes:
+    - `network`: the copy.
+    - `parameters`: the parameters of the copy that belong to ``parameters``.
+    """
+
+    def __init__(self, network: nn.Module, parameters: Sequence[Tensor], group: Lockstep) -> None:
+        shared: dict[int, Any] = {
+            id(each): nn.Parameter(each.detach(), requires_grad=each.requires_grad) for each in network.parameters()
+        }
+        self.parameters: list[Tensor] = [shared[id(each)] for each in parameters]
+        self.network = copy.deepcopy(network, shared)
+        set_active_group(self.network, group)
+        self._pairs = [*zip(network.modules(), self.network.modules(), strict=True)]
+
+    def follow(self) -> None:
+        """Take over the buffers of the network, and the mode of each module."""
+        for original, own in self._pairs:
+            own.training = original.training
+            _copy_buffers(original, own)
+
+    def give_buffers(self) -> None:
+        """Copy the buffers to the network."""
+        for original, own in self._pairs:
+            _copy_buffers(own, original)
+
+
+@torch.no_grad()
+def _copy_buffers(source: nn.Module, target: nn.Module) -> None:
+    """Copy the buffers of a module, without its submodules, to another module; in place where the sizes are equal."""
+    if source._buffers.keys() != target._buffers.keys():
+        target._buffers.clear()
+    for name, buffer in source._buffers.items():
+        own = target._buffers.get(name)
+        if buffer is None or own is None or (own.shape, own.dtype) != (buffer.shape, buffer.dtype):
+            target._buffers[name] = None if buffer is None else buffer.detach().clone()
+        else:
+            own.copy_(buffer)
+
+
+def build_replicas(model: nn.Module, config: Experiment, process: Process) -> Replicas:
+    """Return the replicas of a run; for the arguments and errors see their classes."""
+    count = config.optimizer.replicas
+    if count is None:
+        return Replicas(model, config, process)
+    norms = [module for module in model.modules() if is_synchronized(module)]
+    in_lockstep = count > 1 and not config.training.compile and all(isinstance(each, InPlaceABNSync) for each in norms)
+    return (SynchronizedReplicas if norms and in_lockstep else ExactReplicas)(model, config, process)
+
+
+def is_synchronized(module: nn.Module) -> bool:
+    """Return whether a module is a synchronized norm."""
+    return isinstance(module, nn.SyncBatchNorm) or hasattr(module, "set_group")
 
 
 @contextmanager

@@ -17,7 +17,7 @@ from zoo.engine.freezing import freeze
 from zoo.engine.meters import Meter, merged
 from zoo.engine.optim import build_optimizer
 from zoo.engine.process import Process, broadcast_tensors
-from zoo.engine.replicas import ExactReplicas, Replicas
+from zoo.engine.replicas import Replicas, build_replicas
 from zoo.engine.task import Task
 from zoo.engine.wrapping import compile_network
 from zoo.memory.release import release_gradients
@@ -110,7 +110,7 @@ def build_state(task: Task, model: nn.Module, process: Process) -> TrainState:
     optimizer = build_optimizer(model, config.optimizer)
     if config.optimizer.release_gradients:
         release_gradients(model, optimizer, accumulate_steps=config.optimizer.accumulate_steps)
-    replicas = (Replicas if config.optimizer.replicas is None else ExactReplicas)(model, config, process)
+    replicas = build_replicas(model, config, process)
     return TrainState(
         task=task,
         process=process,

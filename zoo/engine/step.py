@@ -28,12 +28,12 @@ def train_step(state: TrainState, *batches: StepBatch) -> None:
     """
     config = state.config.optimizer
 
-    # 1. Gradients of the mean loss. The replicas of this process run one after the other, replica 0 last.
+    # 1. Gradients of the mean loss, over all replicas.
     state.optimizer.zero_grad(set_to_none=True)
-    for replica, batch in reversed([*zip(state.replicas.own, batches, strict=True)]):
-        with state.replicas.running(replica, state.step, batch.images.shape):
-            _backward(state, batch)
-        state.replicas.add_gradients(state.scaler)
+    shapes = [batch.images.shape for batch in batches]
+    state.replicas.run(
+        lambda index, network: _backward(state, network, batches[index]), state.step, shapes, state.scaler
+    )
     state.replicas.set_gradients(state.scaler)
 
     # 2. Gradient clipping, on unscaled gradients.
@@ -51,8 +51,8 @@ def train_step(state: TrainState, *batches: StepBatch) -> None:
     state.batch += 1
 
 
-def _backward(state: TrainState, batch: StepBatch) -> None:
-    """Run forward and backward on a batch, which adds its gradients to ``.grad``, and update the meter.
+def _backward(state: TrainState, network: nn.Module, batch: StepBatch) -> None:
+    """Run forward and backward of a network on a batch, which adds its gradients to ``.grad``, and update the meter.
 
     With gradient accumulation the micro-batches run one after the other, so that only one of them has activations in
     memory. Losses are sums over the images divided by the size of the global batch, so that their gradients add up to
@@ -61,8 +61,8 @@ def _backward(state: TrainState, batch: StepBatch) -> None:
     factor = state.replicas.loss_factor / batch.global_size
     for number, (images, targets) in enumerate(micro_batches(state, batch), start=1):
         is_last = number == state.config.optimizer.accumulate_steps
-        with state.replicas.averaging(state.wrapped_model, state.step, is_last):
-            logits, loss = compute_loss(state, state.wrapped_model, images, targets)
+        with state.replicas.reducing(network, state.step, is_last):
+            logits, loss = compute_loss(state, network, images, targets)
             state.scaler.scale(loss * factor).backward()
         counts = state.task.counts(logits.detach(), targets)
         state.meter.update(loss.detach(), counts, len(targets), state.step + 1)

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from zoo.ops.abn.functional import INVERTIBLE_ACTIVATIONS, check_activation, group_to_synchronize, inplace_abn
 from zoo.ops.abn.reference import activate
+from zoo.ops.abn.replica_group import Group
 from zoo.ops.abn.statistics import Statistics, check_input, check_num_values, next_momentum, take_statistics
 from zoo.ops.context import are_gradients_needed, can_work_in_place
 from zoo.torch_internals.data import NormBase
@@ -181,7 +182,7 @@ class InPlaceABN(ABN):
         paused = self.training and self.statistics_paused
         return (None, None) if paused else (self.running_mean, self.running_var)
 
-    def _sync_group(self) -> dist.ProcessGroup | None:
+    def _sync_group(self) -> Group | None:
         return None
 
 
@@ -210,18 +211,18 @@ class InPlaceABNSync(InPlaceABN):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
         *,
-        group: dist.ProcessGroup | None = None,
+        group: Group | None = None,
     ) -> None:
         super().__init__(
             num_features, eps, momentum, affine, track_running_stats, activation, activation_param, device, dtype
         )
         self.group = group
 
-    def set_group(self, group: dist.ProcessGroup | None) -> None:
+    def set_group(self, group: Group | None) -> None:
         """Synchronize over ``group`` from now on."""
         self.group = group
 
-    def _sync_group(self) -> dist.ProcessGroup | None:
+    def _sync_group(self) -> Group | None:
         return group_to_synchronize(self.group, self.training)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> InPlaceABNSync:

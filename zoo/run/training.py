@@ -29,7 +29,7 @@ from zoo.engine.checkpoint import BEST, CHECKPOINT
 from zoo.engine.consistency import check_same_on_all_ranks, environment_fingerprint, fingerprints
 from zoo.engine.observers import Callback, Callbacks, build_observers
 from zoo.engine.process import Process, open_process
-from zoo.engine.replicas import fixed_algorithms
+from zoo.engine.replicas import SynchronizedReplicas, fixed_algorithms
 from zoo.engine.start import AUTO, check_images, start
 from zoo.engine.state import TrainState
 from zoo.engine.task import Task
@@ -369,6 +369,13 @@ def _begin_summary(
         f"device      {process.device}, {divided}",
         f"log folder  {escape(log_dir)}",
     ]
+    if isinstance(state.replicas, SynchronizedReplicas):
+        num_images = len(state.replicas.own) * -(
+            -optimizer.batch_size // state.replicas.count // optimizer.accumulate_steps
+        )
+        lines.insert(
+            -1, f"memory      of {counted(num_images, 'image')} at a time: norms are synchronized over replicas"
+        )
     return "\n".join(lines)
 
 

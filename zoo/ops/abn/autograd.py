@@ -9,11 +9,11 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from zoo.ops.abn.kernels import kernels_for
 from zoo.ops.abn.reference import Means, NormSettings, laid_out
+from zoo.ops.abn.replica_group import Group
 from zoo.ops.abn.statistics import means_over_group
 from zoo.ops.second_derivatives import first_derivatives_only
 
@@ -39,7 +39,7 @@ class ActivatedBatchNorm(torch.autograd.Function):
         mean: Tensor,
         var: Tensor,
         num_values: int | Tensor | None,
-        group: dist.ProcessGroup | None,
+        group: Group | None,
         inplace: bool,
     ) -> Tensor:
         settings = NormSettings(weight, bias, eps, activation, activation_param)
@@ -94,7 +94,7 @@ def reduce_gradients(
     z: Tensor,
     dz: Tensor,
     num_values: int | Tensor | None,
-    group: dist.ProcessGroup | None,
+    group: Group | None,
     settings: NormSettings,
     shortcut: Tensor | None = None,
 ) -> tuple[Means, Tensor | None, Tensor | None]:

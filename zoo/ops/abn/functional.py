@@ -10,6 +10,7 @@ from torch import Tensor
 
 from zoo.ops.abn.autograd import ActivatedBatchNorm, EagerBatchNorm
 from zoo.ops.abn.reference import NormSettings
+from zoo.ops.abn.replica_group import Group, ReplicaGroup
 from zoo.ops.abn.statistics import Statistics, take_statistics
 from zoo.ops.context import can_work_in_place, is_eager
 from zoo.torch_internals.data import has_repeated_elements, is_alias_of, is_read_only_view
@@ -30,7 +31,7 @@ def inplace_abn(
     activation_param: float = 0.01,
     *,
     inplace: bool = True,
-    group: dist.ProcessGroup | None = None,
+    group: Group | None = None,
     shortcut: Tensor | None = None,
     num_batches: Tensor | None = None,
 ) -> Tensor:
@@ -84,7 +85,7 @@ def inplace_abn_sync(
     eps: float = 1e-5,
     activation: str = "leaky_relu",
     activation_param: float = 0.01,
-    group: dist.ProcessGroup | None = None,
+    group: Group | None = None,
     *,
     inplace: bool = True,
 ) -> Tensor:
@@ -120,12 +121,14 @@ def normalize(
     return ActivatedBatchNorm.apply(x, shortcut, *settings, *statistics, inplace and can_work_in_place())
 
 
-def group_to_synchronize(group: dist.ProcessGroup | None, training: bool) -> dist.ProcessGroup | None:
+def group_to_synchronize(group: Group | None, training: bool) -> Group | None:
     """Return the group over which to synchronize batch statistics; ``group=None`` means the default group.
 
     Returns None if there is nothing to synchronize: in evaluation, without an initialized process group, and in a group
     of one process.
     """
+    if isinstance(group, ReplicaGroup):
+        return group if training else None
     if not (training and dist.is_available() and dist.is_initialized()):
         return None
     group = dist.group.WORLD if group is None else group

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from zoo.ops.abn.kernels import kernels_for
 from zoo.ops.abn.reference import update_running, values_per_channel
+from zoo.ops.abn.replica_group import Group, ReplicaGroup
 from zoo.ops.context import is_eager
 from zoo.ops.operators import accumulate_dtype
 from zoo.torch_internals.data import ALL_GATHER
@@ -19,14 +20,14 @@ class Statistics(NamedTuple):
     """Mean and biased variance, shape (C,), with the number of values behind them.
 
     ``num_values`` is the number of values per channel: an int, or in a synchronized layer a zero-dimensional tensor;
-    None for running statistics, which do not depend on the input. ``group`` is the process group of synchronized
+    None for running statistics, which do not depend on the input. ``group`` is the group of synchronized
     statistics, or None.
     """
 
     mean: Tensor
     var: Tensor
     num_values: int | Tensor | None
-    group: dist.ProcessGroup | None
+    group: Group | None
 
 
 def take_statistics(
@@ -38,7 +39,7 @@ def take_statistics(
     training: bool,
     momentum: float | Tensor | None,
     num_batches: Tensor | None,
-    group: dist.ProcessGroup | None,
+    group: Group | None,
 ) -> Statistics:
     """Return batch statistics in training or without running statistics, otherwise the running statistics.
 
@@ -103,7 +104,7 @@ def check_num_values(x: Tensor, num_values: int | None = None) -> int:
     return num_values
 
 
-def _batch_statistics(x: Tensor, group: dist.ProcessGroup | None) -> Statistics:
+def _batch_statistics(x: Tensor, group: Group | None) -> Statistics:
     """Return the statistics of the batch, synchronized over the group if given."""
     if group is not None:
         return _gather_statistics(x, group)
@@ -113,11 +114,11 @@ def _batch_statistics(x: Tensor, group: dist.ProcessGroup | None) -> Statistics:
 
 def _gather_statistics(
     x: Tensor,
-    group: dist.ProcessGroup,
+    group: Group,
     running: tuple[Tensor | None, Tensor | None] = (None, None),
     momentum: float = 0.0,
 ) -> Statistics:
-    """Return the statistics over the values of all processes, identical in every process.
+    """Return the statistics over the values of all processes or replicas of a group, identical in each of them.
 
     Uses one all-gather of 2 C + 1 numbers. Processes may have different numbers of values, including 0 (mean and var
     must then be finite, but do not matter). The numbers are sent in float64, so counts are exact and the sums of
@@ -126,10 +127,13 @@ def _gather_statistics(
     """
     kernels = kernels_for(x)
     packed = kernels.local_statistics(x.detach())
-    world_size = dist.get_world_size(group)
-    gathered = packed.new_empty(world_size * packed.numel())
-    getattr(dist, ALL_GATHER)(gathered, packed, group=group)
-    gathered = gathered.view(world_size, -1)
+    if isinstance(group, ReplicaGroup):
+        gathered = group.gather(packed)
+    else:
+        world_size = dist.get_world_size(group)
+        gathered = packed.new_empty(world_size * packed.numel())
+        getattr(dist, ALL_GATHER)(gathered, packed, group=group)
+        gathered = gathered.view(world_size, -1)
     # Two local values are enough for the group. Only with fewer does the host wait for the number of the group; a
     # compiled graph cannot wait.
     if values_per_channel(x) < 2 and not torch.compiler.is_compiling():
@@ -137,12 +141,15 @@ def _gather_statistics(
     return Statistics(*kernels.group_statistics(gathered, accumulate_dtype(x.dtype), *running, momentum), group)
 
 
-def means_over_group(sums: Tensor, num_values: int | Tensor, group: dist.ProcessGroup | None) -> tuple[Tensor, Tensor]:
-    """Return the two sums of backward, (2, C), divided by the number of values.
+def means_over_group(sums: Tensor, num_values: int | Tensor, group: Group | None) -> tuple[Tensor, Tensor]:
+    """Return the two sums of backward, (2, C), over the group, divided by the number of values.
 
-    With a group the sums are first overwritten with the sums over the group, in one all-reduce.
+    Processes add the sums in one all-reduce, which overwrites them. Replicas gather them, and add them in the order of
+    the replicas: an all-reduce has an order that depends on the number of processes.
     """
-    if group is not None:
+    if isinstance(group, ReplicaGroup):
+        sums = group.gather(sums).double().sum(0).to(sums.dtype)
+    elif group is not None:
         dist.all_reduce(sums, group=group)
     mean_dy, mean_dy_xhat = sums / num_values
     return mean_dy, mean_dy_xhat

@@ -1,0 +1,83 @@
+"""Functions that take turns in threads and exchange tensors."""
+
+from __future__ import annotations
+
+import random
+from functools import partial
+
+import pytest
+import torch
+
+from zoo.engine.lockstep import Lockstep
+from zoo.engine.process import Process
+from zoo.errors import ConfigError
+
+
+def test_functions_take_turns_and_gather_in_the_order_of_replicas() -> None:
+    lockstep, found, order = Lockstep(3, Process()), {}, []
+
+    def function(index: int) -> None:
+        for turn in range(2):
+            order.append((turn, index))
+            found[turn, index] = lockstep.gather(torch.tensor([10.0 * turn + index]))
+
+    lockstep.run([partial(function, index) for index in range(3)])
+    assert order == [(turn, index) for turn in range(2) for index in (2, 1, 0)]
+    for (turn, _), gathered in found.items():
+        assert gathered.flatten().tolist() == [10 * turn, 10 * turn + 1, 10 * turn + 2]
+
+
+def test_each_function_keeps_its_random_numbers() -> None:
+    lockstep = Lockstep(3, Process())
+
+    def draw(index: int, lockstep: Lockstep | None) -> list[float]:
+        torch.manual_seed(index)
+        random.seed(index)
+        numbers = []
+        for _ in range(3):
+            numbers += [torch.rand(()).item(), random.random()]
+            if lockstep is not None:
+                lockstep.gather(torch.zeros(1))
+        return numbers
+
+    found: dict[int, list[float]] = {}
+    lockstep.run([lambda index=index: found.update({index: draw(index, lockstep)}) for index in range(3)])
+    assert found == {index: draw(index, None) for index in range(3)}
+
+
+@pytest.mark.parametrize("failing", [0, 1, 2])
+@pytest.mark.parametrize("turn", [0, 1])
+def test_error_of_one_function_ends_all(failing: int, turn: int) -> None:
+    lockstep, ended = Lockstep(3, Process()), []
+
+    def function(index: int) -> None:
+        try:
+            for number in range(3):
+                if (index, number) == (failing, turn):
+                    raise OverflowError("too large")
+                lockstep.gather(torch.zeros(1))
+        finally:
+            ended.append(index)
+
+    with pytest.raises(OverflowError, match="too large"):
+        lockstep.run([partial(function, index) for index in range(3)])
+    lockstep.run([lambda: None] * 3)  # can run again
+    assert len(ended) >= 1
+
+
+@pytest.mark.parametrize("counts", [(1, 2, 2), (2, 1, 2), (2, 2, 1), (0, 0, 1)])
+def test_functions_that_gather_unequally_often_raise(counts: tuple[int, ...]) -> None:
+    lockstep = Lockstep(3, Process())
+
+    def function(count: int) -> None:
+        for _ in range(count):
+            lockstep.gather(torch.zeros(1))
+
+    with pytest.raises(ConfigError, match=r"optimizer\.replicas = 3: .* more synchronized norms"):
+        lockstep.run([partial(function, count) for count in counts])
+
+
+def test_different_norms_raise() -> None:
+    lockstep = Lockstep(2, Process())
+    with pytest.raises(ConfigError, match=r"different norms .*\(1,\), \(2,\)"):
+        lockstep.run([lambda size=size: lockstep.gather(torch.zeros(size)) for size in (1, 2)])
