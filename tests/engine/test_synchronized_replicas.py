@@ -173,6 +173,28 @@ def test_gradients_of_replicas_are_freed_and_network_keeps_no_hooks() -> None:
     assert all(parameter.grad is not None for parameter in state.model.parameters())
 
 
+class _Alternating(_Net):
+    """A network that uses one parameter in every other forward pass; a buffer counts the passes."""
+
+    def __init__(self, norm: Callable[[int], nn.Module]) -> None:
+        super().__init__(norm)
+        self.shift = nn.Parameter(torch.zeros(2))
+        self.register_buffer("passes", torch.zeros((), dtype=torch.int64))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.passes += 1
+        return super().forward(x) + (self.shift if self.passes % 2 else 0)
+
+
+@pytest.mark.parametrize("norm", [_sync, ABN])
+def test_gradient_of_an_earlier_micro_batch_alone_counts(norm: Callable[[int], nn.Module]) -> None:
+    state = _state(_Alternating(norm), _config(optimizer={**PLAIN_SGD, "accumulate_steps": 2}))
+    train_step(state, *_batches(state, 16))
+    gradient = state.model.shift.grad
+    assert gradient is not None
+    assert gradient.abs().min() > 0
+
+
 def test_function_that_refers_to_the_network_raises() -> None:
     model = _Net(_sync)
     head, model.head = model.head, nn.Identity()

@@ -229,17 +229,22 @@ class ExactReplicas(Replicas):
 
         Each is added as soon as it is complete, and its memory freed.
         """
-        hooks = []
-        if is_last:
-            hooks = [
-                parameter.register_post_accumulate_grad_hook(partial(self._add_gradient, index))
-                for index, parameter in enumerate(self._parameters_of(network))
-            ]
+        if not is_last:
+            yield
+            return
+        parameters = self._parameters_of(network)
+        hooks = [
+            parameter.register_post_accumulate_grad_hook(partial(self._add_gradient, index))
+            for index, parameter in enumerate(parameters)
+        ]
         try:
             yield
         finally:
             for hook in hooks:
                 hook.remove()
+        for index, parameter in enumerate(parameters):
+            if parameter.grad is not None:  # of an earlier micro-batch alone
+                self._add_gradient(index, parameter)
 
     def _add_gradient(self, index: int, parameter: Tensor) -> None:
         """Add the gradient of a replica, divided by the loss scale, to the sum, and set it to None.
