@@ -56,6 +56,43 @@ def test_lean_training_is_bit_identical_and_holds_less(capsys: pytest.CaptureFix
     assert len(str(found).splitlines()) <= 10
 
 
+@pytest.mark.parametrize("optimizer", [torch.optim.AdamW, functools.partial(torch.optim.SGD, lr=0.1, momentum=0.9)])
+def test_released_gradients_have_the_same_bits_and_leave_the_peak(optimizer: Callable[..., Any]) -> None:
+    torch.manual_seed(0)
+    network = nn.Sequential(*(nn.Linear(128, 128) for _ in range(8)))
+    found = zoo.check(network, torch.randn(4, 128), optimizer=optimizer, release_gradients=True)
+    assert found.same is True
+    assert "released gradients" in str(found)
+    assert found.variant.peak < 0.7 * found.plain.peak
+    assert found.scenarios == ()
+
+
+def doubled(gradient: Tensor) -> Tensor:
+    return 2 * gradient
+
+
+def test_other_gradients_change_the_first_step_although_they_are_released() -> None:
+    def change(model: nn.Module) -> nn.Module:
+        model[1][0].weight.register_hook(doubled)
+        return model
+
+    found = zoo.check(blocks(Norm, nn.ReLU), images(), variant=change, release_gradients=True)
+    assert found.same is False
+    assert (found.difference.step, found.difference.value) == (1, "parameter 1.0.weight")
+
+
+def test_optimizer_that_cannot_release_is_refused() -> None:
+    with pytest.raises(ConfigError, match="LBFGS"):
+        zoo.check(blocks(), images(), optimizer=torch.optim.LBFGS, release_gradients=True)
+
+
+def test_state_of_the_optimizer_is_compared() -> None:
+    plain = zoo.check(blocks(Norm), images(), steps=1)
+    with_states = zoo.check(blocks(Norm), images(), steps=1, optimizer=torch.optim.AdamW)
+    assert with_states.same is True
+    assert with_states.values > plain.values
+
+
 def test_checkpointed_norms_count_twice() -> None:
     found = zoo.check(blocks(Norm, nn.ReLU), images(), variant=checkpointed)
     assert found.same is False

@@ -22,7 +22,8 @@ from zoo.memory.allocations import Memory, measure_memory
 from zoo.memory.containers import tensors_in
 from zoo.memory.places import StepDigests
 from zoo.memory.progress import progress
-from zoo.memory.scenarios import SCENARIOS, STEPS, Scenario, Training, match_names
+from zoo.memory.release import release_gradients as start_release
+from zoo.memory.scenarios import SCENARIOS, STEPS, BuildOptimizer, Scenario, Training, match_names, plain_sgd
 from zoo.memory.timing import Clock, time_interleaved, training_step
 from zoo.memory.trial import (
     ModelInputs,
@@ -113,12 +114,15 @@ def check(
     variant: Variant = lean,
     loss: Callable[[Any], Tensor] | None = None,
     steps: int = 3,
+    optimizer: BuildOptimizer = plain_sgd,
+    release_gradients: bool = False,
     **keywords: Any,
 ) -> Check:
     """Train copies of a network plainly and as a variant, compare all values bit for bit, and print the result.
 
     The values are outputs, the loss, gradients of parameters and inputs, the inputs after the pass, buffers, parameters
-    after a step of SGD, and the states of the random number generators of torch, numpy and Python. NaN equals NaN.
+    and the optimizer's state after a step, and the states of the random number generators of torch, numpy and Python.
+    NaN equals NaN.
     Step 1 trains on the inputs, step 2 on two other batches whose gradients add up, step 3 on a smaller batch, and
     further steps on one other batch each. An evaluation pass follows. The other batches are the inputs rolled along
     the batch dimension, and scaled if they are not integers.
@@ -143,6 +147,10 @@ def check(
     - `loss`: computes a scalar of the output of the network. By default it is the sum of the scalars of the output,
       or without scalars the cross-entropy of its tensors over the last dimension.
     - `steps`: number of training steps.
+    - `optimizer`: returns the optimizer of a list of parameters, such as ``torch.optim.AdamW``; plain SGD by default.
+    - `release_gradients`: also release the gradients of the variant (`zoo.release_gradients`). Then gradients of
+      parameters are not compared, but the parameters after each step are, and bytes and time are of steps with the
+      optimizer. The other ways to train are left out.
 
     Raises ConfigError if the network cannot be copied or trained, or if the variant has other parameters or buffers,
     and TypeError for an argument of another type.
@@ -159,17 +167,27 @@ def check(
     with progress(WHERE) as show, restored_generators(model):
         show("other batches")
         run = _Run.of(model, (inputs, keywords), loss, steps)
+        run.optimizer = optimizer
+        if release_gradients:
+            run.releases, run.scenarios = True, ()
+            run.update_of(copy.deepcopy(model), releases=True)  # raises for an optimizer that cannot
         result = run.compared(variant, show=show)
         # What a variant with a fault returns may be no output for the loss. The difference says more than an error.
         with suppress(*([Exception] if result.same is False else [])):
             show("bytes and times")
             plain, other = copy.deepcopy(model), variant(copy.deepcopy(model))
             forwards = [run.forward_of(each) for each in (plain, other)]
+            updates = [run.update_of(plain), run.update_of(other, releases=release_gradients)]
             result.plain, result.variant = (
-                measure_memory(forward, _trained_parameters(each))
-                for forward, each in zip(forwards, (plain, other), strict=True)
+                measure_memory(forward, _trained_parameters(each), update=update)
+                for forward, each, update in zip(forwards, (plain, other), updates, strict=True)
             )
-            calls = {"plain": training_step(forwards[0], plain), "variant": training_step(forwards[1], other)}
+            calls = {
+                name: training_step(forward, each, update)
+                for name, forward, each, update in zip(
+                    ("plain", "variant"), forwards, (plain, other), updates, strict=True
+                )
+            }
             times = time_interleaved(calls, Clock(device_of(model)), rounds=ROUNDS)
             result.time_ratio = median(b / a for a, b in zip(times["plain"], times["variant"], strict=True))
     print(result)
@@ -192,6 +210,7 @@ class _Run:
     - `scenarios`: what follows the steps.
     - `evaluates`: whether an evaluation pass follows.
     - `fixed`: as in `Check`.
+    - `optimizer`, `releases`: as in `check`.
     """
 
     model: nn.Module
@@ -201,6 +220,8 @@ class _Run:
     scenarios: tuple[Scenario, ...] = ()
     evaluates: bool = False
     fixed: tuple[str, ...] = ()
+    optimizer: BuildOptimizer = plain_sgd
+    releases: bool = False
 
     @classmethod
     def of(cls, model: nn.Module, batch: ModelInputs, loss: Callable[[Any], Tensor] | None, steps: int) -> _Run:
@@ -247,6 +268,7 @@ class _Run:
         ``show`` displays the scenario that runs.
         """
         mode = "training mode" if self.model.training else "evaluation mode"
+        mode += ", released gradients" if self.releases else ""
         result = Check(type(self.model).__name__, mode, len(self.steps), True, 0, None, self.fixed)
         trained: list[Scenario] = []  # by the same two copies of the network
         for scenario in (STEPS, *self.scenarios):
@@ -300,8 +322,11 @@ class _Run:
         used = set(other.modules())
         shared = {name: each for name, each in modules.items() if each in used}
         same = {name: plain.get_submodule(name) for name in shared}
-        options = (self.steps, self.batches, self.loss, self.evaluates)
-        return Training(plain, self.model, same, *options), Training(other, self.model, shared, *options)
+        options = (self.steps, self.batches, self.loss, self.evaluates, self.optimizer, not self.releases)
+        return (
+            Training(plain, self.model, same, *options),
+            Training(other, self.model, shared, *options, releases=self.releases),
+        )
 
     def _built(self, build: Variant, model: nn.Module) -> nn.Module:
         """Return the variant of a copy of the network."""
@@ -318,6 +343,20 @@ class _Run:
         """Return a function that computes the loss of the first batch."""
         inputs, keywords = copied(self.steps[0][0])
         return lambda: self.loss(model(*inputs, **keywords))
+
+    def update_of(self, model: nn.Module, releases: bool = False) -> Callable[[], object]:
+        """Return what follows backward in a measured step: with released gradients, the step of the optimizer."""
+        if not self.releases:
+            return lambda: None
+        optimizer = self.optimizer(list(model.parameters()))
+        if releases:
+            start_release(model, optimizer)
+
+        def update() -> None:
+            optimizer.step()
+            optimizer.zero_grad()
+
+        return update
 
     @contextmanager
     def _prepared(self, scenario: Scenario) -> Iterator[None]:

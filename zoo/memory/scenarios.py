@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from zoo.errors import ConfigError, join_names
 from zoo.memory.containers import PLAIN, named, tensors_in
 from zoo.memory.places import StepDigests
+from zoo.memory.release import GradientRelease, release_gradients
 from zoo.memory.trial import ModelInputs, copied, device_of, trained_outputs
 from zoo.memory.values import Value, difference, value_of
 from zoo.torch_internals.data import DropoutBase, is_wrapper
@@ -22,6 +23,7 @@ from zoo.torch_internals.data import DropoutBase, is_wrapper
 LEARNING_RATE = 0.01
 
 NamedValues: TypeAlias = Iterator[tuple[str, Any]]
+BuildOptimizer: TypeAlias = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
 
 
 class Training:
@@ -35,6 +37,9 @@ class Training:
     - `batches`: three batches for the other scenarios.
     - `loss`: computes a scalar of an output.
     - `evaluates`: whether an evaluation pass follows the steps.
+    - `optimizer`: returns the optimizer of some parameters.
+    - `compares_gradients`: whether gradients of parameters are compared.
+    - `releases`: whether `zoo.release_gradients` frees them in backward.
     """
 
     def __init__(
@@ -46,8 +51,12 @@ class Training:
         batches: tuple[ModelInputs, ...],
         loss: Callable[[Any], Tensor],
         evaluates: bool,
+        optimizer: BuildOptimizer,
+        compares_gradients: bool = True,
+        releases: bool = False,
     ) -> None:
         self.model, self.steps, self.loss, self.evaluates = model, steps, loss, evaluates
+        self._build_optimizer, self._compares_gradients, self._releases = optimizer, compares_gradients, releases
         self._batches = batches
         self.step = 0  # of `train_in_steps`
         self.digests: StepDigests | None = None  # of the last pass
@@ -89,8 +98,21 @@ class Training:
         is_wrapped = len(expected) == len(buffers) and expected.keys() != buffers.keys()
         return dict(zip(expected, buffers.values(), strict=True)) if is_wrapped else buffers
 
+    def optimizer(self) -> tuple[torch.optim.Optimizer, GradientRelease | None]:
+        """Return the optimizer of the parameters, and the release of their gradients."""
+        built = self._build_optimizer(list(self.model.parameters()))
+        return built, release_gradients(self.model, built) if self._releases else None
+
+    def states(self, optimizer: torch.optim.Optimizer) -> NamedValues:
+        """Yield the state of an optimizer, by the names of the parameters."""
+        for name, each in self.parameters().items():
+            if state := optimizer.state.get(each):
+                yield from named(f"state of the optimizer for {name}", dict(state))
+
     def gradients(self) -> NamedValues:
         """Yield the gradients of parameters, the last parameter first, as backward computes them."""
+        if not self._compares_gradients:
+            return
         for name, each in reversed(self.parameters().items()):
             yield f"gradient of {name}", each.grad
 
@@ -135,18 +157,24 @@ class Scenario(NamedTuple):
     values: Callable[[Training], NamedValues]
 
 
+def plain_sgd(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
+    """Return SGD without momentum."""
+    return torch.optim.SGD(parameters, lr=LEARNING_RATE)
+
+
 def train_in_steps(training: Training) -> NamedValues:
     """Train in steps, then evaluate."""
-    optimizer = torch.optim.SGD(list(training.model.parameters()), lr=LEARNING_RATE)
+    optimizer, release = training.optimizer()
     for training.step, batches in enumerate(training.steps, 1):  # noqa: B020
         outputs: list[Any] = []
-        for batch in map(copied, batches):
+        for number, batch in enumerate(map(copied, batches), 1):
             output, values = _forward_with_layouts(training, batch)
             outputs.append(output)
             yield from values
             loss = training.loss(output)
             yield "loss", loss
-            training.backward(loss)
+            with nullcontext() if release is None or number == len(batches) else release.accumulating():
+                training.backward(loss)
             yield from training.gradients()
             yield from _gradients_of_inputs(batch)
             yield from training.state(batch)
@@ -155,6 +183,9 @@ def train_in_steps(training: Training) -> NamedValues:
         optimizer.zero_grad()
         for name, each in training.parameters().items():
             yield f"parameter {name}", each
+        yield from training.states(optimizer)
+    if release is not None:
+        release.remove()
     training.step = 0
     if training.evaluates:
         with _evaluation_mode(training.model):

@@ -78,15 +78,18 @@ def _sample(step: TimedStep, clock: Callable[[], float], calls: int) -> float:
     return clock() - start
 
 
-def training_step(forward: Callable[[], Tensor], model: nn.Module) -> TimedStep:
-    """Return a timed step: forward and backward, after which the gradients are freed.
+def training_step(
+    forward: Callable[[], Tensor], model: nn.Module, update: Callable[[], object] = lambda: None
+) -> TimedStep:
+    """Return a timed step: forward, backward and an update, after which the gradients are freed.
 
-    The optimizer step is excluded, because it takes the same time for all strategies.
+    By default there is no step of an optimizer, because it takes the same time for all strategies.
     """
 
     def run(times: int) -> None:
         for _ in range(times):
             forward().backward()
+            update()
             clear_gradients(model.parameters())
 
     return TimedStep(run)
