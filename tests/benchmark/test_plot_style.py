@@ -99,3 +99,11 @@ def test_names_of_points_do_not_overlap(figures: list[Any]) -> None:
 def test_without_matplotlib_error_names_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     refused(ConfigError, lambda: plot_style.check_matplotlib(), "--no-plot")
+
+
+def test_bars_show_largest_values(figures: list[Any]) -> None:
+    lines = [Line("a", [1, 7], [0.0, 0.0]), Line("b", [2, 3], [0.0, 0.0])]
+    draw_panels("title", [Panel("p", "x", "y", lines, is_bars=True)])
+    (axes,) = figures[0].axes
+    assert [bar.get_width() for bar in axes.patches] == [7, 3]
+    assert [label.get_text() for label in axes.get_yticklabels()] == ["a", "b"]

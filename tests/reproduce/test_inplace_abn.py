@@ -73,7 +73,10 @@ def test_pixel_gain_of_in_place_norms_equals_manual_count(monkeypatch: pytest.Mo
     largest = [c.measured for c in section.comparisons if c.what.startswith("largest published gain")]
     assert largest == [0, 60], "the networks of 2018, and the defaults of this package"
     (panel,) = section.panels
-    assert panel.lines[3] == Line("iABN", [2, 5, 8], [(100 + 6 * n * 64**2) / 1e9 for n in (2, 5, 8)])
+    lines = {line.label: line for line in panel.lines}
+    assert [*lines][:2] == ["std-BN", "iABN, paper"]
+    assert lines["iABN, paper"].x == [8], "50 % more than 5, rounded"
+    assert lines["iABN"] == Line("iABN", [2, 5, 8], [(100 + 6 * n * 64**2) / 1e9 for n in (2, 5, 8)])
 
 
 def rows_of(protocol: str, top1: float, top5: float, count: int = 50_000) -> list[dict[str, Any]]:

@@ -25,7 +25,7 @@ WIDTH = 7.0  # inches of a plot; a page shows an inch in about 100 pixels
 HEIGHT, POINTS_HEIGHT = 2.6, 3.4  # inches of a panel, and of one with names at its points
 LEGEND_LINE, TITLE_LINE = 0.19, 0.2  # inches
 TITLE_CHARACTERS = 100  # per line
-MARKED_POINTS = 12  # of a curve, at most
+MARKED_POINTS, MOST_MARKED = 12, 50  # of a curve with more points than the second number; otherwise all
 LONG_LABEL = 40  # characters, for which a legend has one column
 # Places of a name in points from its point: beside it, above, below, and further away, where a line leads to it.
 OFFSETS = [
@@ -56,7 +56,10 @@ class Line:
 
 @dataclass(frozen=True)
 class Panel:
-    """One pair of axes, each linear or logarithmic, with at least one curve."""
+    """One pair of axes, each linear or logarithmic, with at least one curve.
+
+    With ``is_bars``, a bar shows the largest x of each curve, whose y are not drawn.
+    """
 
     title: str
     x_label: str
@@ -64,6 +67,7 @@ class Panel:
     lines: Sequence[Line]
     x_log: bool = False
     y_log: bool = False
+    is_bars: bool = False
 
 
 def draw_panels(title: str, panels: Sequence[Panel]) -> bytes:
@@ -87,14 +91,14 @@ def draw_panels(title: str, panels: Sequence[Panel]) -> bytes:
         entries: dict[str, Artist] = {}
         for place, panel in enumerate(panels, start=1):
             _draw(figure.add_subplot(rows, columns, place), panel, labels, entries)
-        entries = {label: entries[label] for label in (*labels, *entries)}  # laws last
+        entries = {label: entries[label] for label in (*labels, *entries) if label in entries}  # laws last
         if have_names:
             _add_names(figure, canvas, panels, labels)
         elif len(panels) < rows * columns:
             free = figure.add_subplot(rows, columns, rows * columns)
             free.axis("off")
             free.legend(entries.values(), entries, loc="center")
-        else:
+        elif entries:
             figure.legend(entries.values(), entries, loc="outside lower center", ncols=legend_columns)
         file = io.BytesIO()
         figure.savefig(file, format="png")
@@ -123,6 +127,9 @@ def _draw(axes: Axes, panel: Panel, labels: Sequence[str], entries: dict[str, Ar
     """
     from matplotlib.ticker import MaxNLocator
 
+    if panel.is_bars:
+        _draw_bars(axes, panel, labels)
+        return
     have_theory = any(line.is_theory for line in panel.lines)
     drawn: set[tuple[float, ...]] = set()
     for number, line in enumerate(panel.lines):
@@ -142,7 +149,7 @@ def _draw(axes: Axes, panel: Panel, labels: Sequence[str], entries: dict[str, Ar
             linewidth=1.3,
             marker=MARKERS[index % len(MARKERS)],
             markersize=4 + 2.5 * number if have_theory else 4,
-            markevery=None if have_theory else -(-len(line.x) // MARKED_POINTS),
+            markevery=None if have_theory or len(line.x) <= MOST_MARKED else -(-len(line.x) // MARKED_POINTS),
             fillstyle="none" if have_theory else "full",
         )  # fmt: skip
         entries.setdefault(line.label, curve)
@@ -154,6 +161,17 @@ def _draw(axes: Axes, panel: Panel, labels: Sequence[str], entries: dict[str, Ar
     if not panel.x_log and all(isinstance(x, int) for line in panel.lines for x in line.x):
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.grid()
+
+
+def _draw_bars(axes: Axes, panel: Panel, labels: Sequence[str]) -> None:
+    """Draw a bar with its value for each curve of a panel, from top to bottom."""
+    names, values = [line.label for line in panel.lines], [max(line.x) for line in panel.lines]
+    bars = axes.barh(names, values, color=[color_of(name, labels) for name in names])
+    axes.bar_label(bars, padding=3)
+    axes.invert_yaxis()
+    axes.margins(x=0.15)
+    axes.set_title(panel.title, loc="right")
+    axes.set_xlabel(panel.x_label)
 
 
 def _add_names(figure: Figure, canvas: FigureCanvasAgg, panels: Sequence[Panel], labels: Sequence[str]) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from zoo.benchmark.memory_prediction import MemoryPrediction
@@ -101,7 +101,22 @@ def _measure_case(name: str, setup: Setup) -> tuple[list[Comparison], Panel]:
         batches = sorted({2, setup.batch, batch} - {0})
         lines.append(Line(strategy, batches, [prediction.bytes_for(batch) / 1e9 for batch in batches]))
     title = f"{COLUMNS[name]}, {setup.size} x {setup.size}"
-    return comparisons, Panel(title, "crops per step on a GPU", "predicted memory of a step, GB", lines)
+    return comparisons, largest_crops(name, setup.batch, title, lines)
+
+
+def largest_crops(name: str, batch: int, title: str, lines: Sequence[Line]) -> Panel:
+    """Return a panel with the largest number of crops by each strategy, and by the paper's in-place norms.
+
+    ``lines`` are predicted bytes by the number of crops, of which ``batch`` fit the memory of the baseline.
+    """
+    published = [
+        Line("iABN, paper", [round(batch * (1 + float(number.value) / 100))], lines[0].y[-1:])
+        for number in gains_of(name, REGIMES[0])
+        if "-sync" not in number.network
+    ]
+    ours = [line for line in lines if line.label != BASELINE]
+    bars = [*(line for line in lines if line.label == BASELINE), *published, *ours]
+    return Panel(title, "crops in the memory of std-BN", "predicted memory of a step, GB", bars, is_bars=True)
 
 
 def gains_of(name: str, regime: str) -> list[PublishedNumber]:
