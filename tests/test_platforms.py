@@ -5,6 +5,8 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import pytest
+
 CODE = """
 import os, signal, sys, warnings
 warnings.filterwarnings("default", "zoo uses plain torch operations for norms on the CPU")
@@ -36,6 +38,7 @@ assert main(["show", "resnet18"]) == 0
 """
 
 
+@pytest.mark.slow  # starts a process that imports torch
 def test_lean_training_and_networks_run_without_posix() -> None:
     result = subprocess.run([sys.executable, "-W", "error", "-c", CODE], capture_output=True, text=True)
     assert result.returncode == 0, result.stderr

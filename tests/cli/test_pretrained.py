@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from torch import Tensor
 
 import zoo
 from tests.engine.tiny import make_images
+from tests.refusals import refused
 from zoo.cli import main
 from zoo.config.parse import load_experiment
 from zoo.config.published import Digest, published
@@ -117,15 +119,15 @@ def test_file_of_package_has_preprocessing_of_package(data: Path, tmp_path: Path
 @pytest.mark.parametrize(
     ("name", "options", "error"),
     [
-        ("revnet38_cifar", {}, "revnet38_cifar has no published weights"),
-        ("resnext101", {}, "resnext101 has several published weights, name one of them: resnext101_stdbn_lr_256"),
-        ("resnet34", {"weights": "x.pth"}, "resnet34: there are two sources of weights; give one of pretrained"),
-        (torch.nn.Linear(2, 2), {}, "Linear: pretrained: the network is built already"),
+        ("revnet38_cifar", {}, "revnet38_cifar"),
+        ("resnext101", {}, "resnext101_stdbn_lr_256"),
+        ("resnet34", {"weights": "x.pth"}, "resnet34: "),
+        (torch.nn.Linear(2, 2), {}, "Linear: pretrained: "),
     ],
 )
 def test_missing_and_second_sources_raise(
     name: Any, options: dict[str, Any], error: str, data: Path, tmp_path: Path
 ) -> None:
-    with pytest.raises(zoo.ZooError, match=error):
-        zoo.train(name, data, pretrained=True, log_dir=tmp_path / "run", verbose=False, **options)
+    train = partial(zoo.train, name, data, pretrained=True, log_dir=tmp_path / "run", verbose=False, **options)
+    refused(zoo.ZooError, train, error)
     assert not (tmp_path / "run").exists()

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 import zoo
 from tests.dist.spawn import run_distributed
 from tests.engine.tiny import MemoryLog, build_net, differences, make_config, make_images, run
+from tests.refusals import refused
 from zoo.config.experiment import Experiment
 from zoo.config.network import NetworkSpec
 from zoo.engine.checkpoint import CHECKPOINT, read
@@ -147,14 +148,13 @@ def test_classifier_alone_is_trained(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("patterns", "error"),
+    ("patterns", "names"),
     [
-        (["layer2"], r"optimizer.freeze: 'layer2' matches no module.*of _Net; the nearest names are .*layer1"),
-        (["stem", "!fcc"], r"'!fcc' matches no module.*the nearest names are fc"),
-        (["zzz"], "'zzz' matches no .*; its modules are stem, layer1, layer10, fc"),
-        (["*"], r"optimizer.freeze: \*: no parameter is left to train; .*\"!classifier\""),
+        (["layer2"], ["optimizer.freeze", "'layer2'", "_Net", "layer1"]),
+        (["stem", "!fcc"], ["'!fcc'", " fc"]),
+        (["zzz"], ["'zzz'", "stem, layer1, layer10, fc"]),
+        (["*"], ["optimizer.freeze", "*:", '"!classifier"']),
     ],
 )
-def test_wrong_patterns_raise(patterns: list[str], error: str) -> None:
-    with pytest.raises(ConfigError, match=error):
-        freeze(_Net(), patterns)
+def test_wrong_patterns_raise(patterns: list[str], names: list[str]) -> None:
+    refused(ConfigError, lambda: freeze(_Net(), patterns), *names)

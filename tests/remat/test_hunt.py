@@ -223,7 +223,9 @@ def describe(program: Program, verdict: Verdict) -> str:
     return f"{verdict.verdict}: {verdict.detail}\n{shrink(program, seconds=10.0)}"
 
 
-@pytest.mark.parametrize(("count", "seed"), [(200, 0), pytest.param(20000, 1, marks=pytest.mark.exhaustive)])
+@pytest.mark.parametrize(
+    ("count", "seed"), [*((25, seed) for seed in range(8)), pytest.param(20000, 8, marks=pytest.mark.exhaustive)]
+)
 def test_random_programs_train_correctly(count: int, seed: int) -> None:
     for each, verdict in programs(count, seed):
         assert not verdict.is_failure, describe(each, verdict)
