@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import gc
 import math
-from bisect import bisect_right
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from bisect import bisect_left, bisect_right
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -21,7 +21,7 @@ RATES = tuple(2.0 ** (power / 2) for power in range(-12, 10))
 NUM_PARTS = 8  # of forward, at the end of one of which the rate may change
 SHARES = tuple(0.95**power for power in range(10, 70))  # limits, as fractions of plain training's bytes
 MAX_RECENT = 16  # planners that are remembered
-PATIENCE = 3  # how many more blocks to save without a lower peak before giving up
+PATIENCE = 2  # how many more blocks to save without a lower peak before giving up
 MIN_GAIN = 1.03  # live bytes by those saved, from which on more blocks are saved for a lower peak
 MAX_WORK = 1.0  # of the time of a forward pass
 # Without a limit on memory: the bytes that one more operation in backward has to save, in units of the smallest
@@ -144,6 +144,9 @@ class Planner:
         self.plain_bytes = sum(blocks[each].size for each in self.needed)
         self.forward_cost = sum(each.cost for each in graph.operations)
         self.sizes = [each.size for each in blocks]
+        self.permanent = bytearray(each.is_permanent for each in blocks)
+        self.operations = [each.operation for each in blocks]
+        self.costs = [each.cost for each in graph.operations]
         # block -> the blocks from which it is recomputed
         self.sources = [() if each.operation is None else graph.operations[each.operation].sources for each in blocks]
         self.relevant = self._find_relevant()
@@ -152,32 +155,37 @@ class Planner:
     def front(self) -> list[Plan]:
         """The plans of which no other takes as few live bytes in as little time, from the fastest to the smallest."""
         with _without_garbage_collection():
-            return [each.plan() for each in self._best(self._schedules())]
+            return [each.plan() for each in self._schedules()]
 
     def _schedules(self) -> list[_Schedule]:
-        """Return schedules that take more or less bytes and time."""
-        choices = [_Backward(self, each) for each in self._choices()]
-        found = [each.fastest for each in choices]
-        for choice in choices:
+        """Return the schedules of the front, the fastest first."""
+        backwards = [_Backward(self, each) for each in self._choices()]
+        best = self._best(each.fastest for each in backwards)
+        for choice in list(backwards):
             for backward in self._tightened(choice):
-                found.append(backward.fastest)
-                if any(each.live <= backward.saved_bytes and each.cost <= backward.fastest.cost for each in found):
+                backwards.append(backward)
+                if _cost_within(best, backward.saved_bytes) <= backward.fastest.cost:
                     break
-        backwards = [each.backward for each in found]
+                if backward.fastest.cost < _cost_within(best, backward.fastest.live):
+                    best = self._best([*best, backward.fastest])
         costs = {each: each.fastest.cost for each in backwards}  # at least, within the last limit
         for share in SHARES:
             limit = share * self.plain_bytes
-            least = min((each.cost for each in found if each.live <= limit), default=MAX_WORK * self.forward_cost)
-            for backward in sorted(backwards, key=costs.__getitem__):
+            least = min(_cost_within(best, limit), MAX_WORK * self.forward_cost)
+            usable = [
+                each
+                for each in backwards
+                if costs[each] < least and each.saved_bytes <= limit < each.fastest.live and each.too_small < limit
+            ]
+            for backward in sorted(usable, key=costs.__getitem__):
                 if costs[backward] >= least:
                     break
-                if backward.saved_bytes <= limit < backward.fastest.live:
-                    schedule = backward.schedule(limit, least)
-                    costs[backward] = least if schedule is None else schedule.cost
-                    if schedule is not None:
-                        found.append(schedule)
-                        least = schedule.cost
-        return found
+                schedule = backward.schedule(limit, least)
+                costs[backward] = least if schedule is None else schedule.cost
+                if schedule is not None:
+                    best = self._best([*best, schedule])
+                    least = schedule.cost
+        return best
 
     @cached_property
     def least(self) -> Plan:
@@ -198,9 +206,10 @@ class Planner:
                         found.append(schedule)
                         break
                     limit += SLACK * self.plain_bytes
-        return min(found, key=lambda each: (max(each.live, most), each.backward.saved_bytes, each.cost)).plan()
+        return min(found, key=lambda each: (max(each.live, most), each.saved_bytes, each.cost)).plan()
 
     def _best(self, schedules: Iterable[_Schedule]) -> list[_Schedule]:
+        """Return the schedules of which no other takes as few live bytes in as little time, the fastest first."""
         best: list[_Schedule] = []
         for each in sorted(schedules, key=lambda each: (each.cost, each.live)):
             if each.cost <= MAX_WORK * self.forward_cost and (not best or each.live < best[-1].live):
@@ -245,6 +254,12 @@ class Planner:
             found |= dict.fromkeys(mixed.saved(rate, part, higher) for part in parts if saved != fewer)
             found[fewer] = None
         return list(found)
+
+
+def _cost_within(best: Sequence[_Schedule], limit: float) -> float:
+    """Return the least time of schedules, the fastest first, whose live bytes are within a limit; inf without any."""
+    place = bisect_left(best, -limit, key=lambda each: -each.live)
+    return best[place].cost if place < len(best) else math.inf
 
 
 @contextmanager
@@ -362,7 +377,7 @@ class _Event(NamedTuple):
     """A read of a recomputed block; see `Plan`."""
 
     time: int
-    kept: frozenset[int]
+    kept: Set[int]
     freed: set[int]
     before: int
     during: int
@@ -372,7 +387,9 @@ class _Event(NamedTuple):
 class _Schedule(NamedTuple):
     """When backward recomputes blocks, and when it frees them; see `Plan`."""
 
-    backward: _Backward
+    saved: frozenset[int]
+    saved_bytes: int
+    of_saved: Sequence[int]  # the bytes of saved blocks at each time of backward
     events: list[_Event]
     cost: float
     live: int
@@ -380,20 +397,19 @@ class _Schedule(NamedTuple):
 
     def plan(self) -> Plan:
         """Return the plan."""
-        backward = self.backward
-        num_reads = len(backward.of_saved)
+        num_reads = len(self.of_saved)
         kept, freed = [NOTHING] * num_reads, [NOTHING] * num_reads
-        before, during, after = (list(backward.of_saved) for _ in range(3))
+        before, during, after = (list(self.of_saved) for _ in range(3))
         start = 0
         for event in self.events:
-            recomputed = event.before - backward.of_saved[event.time]
+            recomputed = event.before - self.of_saved[event.time]
             for time in range(start, event.time) if recomputed else ():
                 for each in (before, during, after):
                     each[time] += recomputed
             start, time = event.time + 1, event.time
-            kept[time], freed[time] = event.kept, frozenset(event.freed)
+            kept[time], freed[time] = frozenset(event.kept), frozenset(event.freed)
             before[time], during[time], after[time] = event.before, event.during, event.after
-        return Plan(backward.saved, backward.saved_bytes, self.cost, kept, freed, before, during, after)
+        return Plan(self.saved, self.saved_bytes, self.cost, kept, freed, before, during, after)
 
 
 class _Backward:
@@ -402,13 +418,14 @@ class _Backward:
     def __init__(self, planner: Planner, saved: frozenset[int]) -> None:
         self._planner, self.saved = planner, saved
         self.sizes, self.sources = planner.sizes, planner.sources
-        self._at_hand = bytearray(each.is_permanent for each in planner.graph.blocks)
+        self.too_small = -1.0  # the largest limit that was found too small for any schedule
+        self._at_hand = bytearray(planner.permanent)
         for each in saved:
             self._at_hand[each] = True
         self.saved_bytes, self.of_saved = self._bytes_of_saved()
         self._times = [time for time, target in enumerate(planner.reads) if not self._at_hand[target]]
         # block -> the times at which it is read, or another one is recomputed from it, if nothing is freed early
-        self._uses: dict[int, list[int]] = {}
+        self._uses: defaultdict[int, list[int]] = defaultdict(list)
         self._runs: dict[int, list[int]] = {}
         at_hand = bytearray(self._at_hand)
         for time in self._times:
@@ -418,8 +435,8 @@ class _Backward:
                 for block in run:
                     at_hand[block] = True
                     for source in self.sources[block]:
-                        self._uses.setdefault(source, []).append(time)
-            self._uses.setdefault(target, []).append(time)
+                        self._uses[source].append(time)
+            self._uses[target].append(time)
         self._ends: dict[int, list[int]] = {}  # time -> the recomputed blocks that are used last
         for block, uses in self._uses.items():
             if not self._at_hand[block]:
@@ -437,8 +454,8 @@ class _Backward:
 
         Where more bytes than the limit would be live, it frees the block that is used last, and recomputes it again.
         """
-        sizes, reads, blocks = self.sizes, self._planner.reads, self._planner.graph.blocks
-        costs = [each.cost for each in self._planner.graph.operations]
+        sizes, reads = self.sizes, self._planner.reads
+        costs, operations = self._planner.costs, self._planner.operations
         at_hand = bytearray(self._at_hand)
         stored: set[int] = set()
         events: list[_Event] = []
@@ -447,11 +464,11 @@ class _Backward:
             target, saved = reads[time], self.of_saved[time]
             if at_hand[target] and time not in self._ends:
                 continue
-            kept = NOTHING
+            kept: Set[int] = NOTHING
             before = during = after = saved + recomputed
             if not at_hand[target]:
                 run = self._runs[time] if limit == math.inf else self._run(target, at_hand)
-                repeated = {blocks[block].operation for block in run}
+                repeated = {operations[block] for block in run}
                 cost += sum([costs[each] for each in repeated if each is not None])
                 if cost > max_cost:
                     return None
@@ -463,6 +480,7 @@ class _Backward:
                     while saved + recomputed + need.most > limit:
                         block = next((each for each in evictable if each in stored or need.falls_without(each)), None)
                         if block is None:
+                            self.too_small = limit
                             return None
                         evictable.remove(block)
                         if block in stays:
@@ -484,14 +502,14 @@ class _Backward:
                 stored |= stays
                 for block in stays:
                     at_hand[block] = True
-                kept = frozenset(stays)
+                kept = stays
             freed = {block for block in self._ends.get(time, ()) if block in stored}
             for block in freed:
                 at_hand[block] = False
                 recomputed -= sizes[block]
             stored -= freed
             events.append(_Event(time, kept, freed, before, during, after))
-        return _Schedule(self, events, cost, live, alive)
+        return _Schedule(self.saved, self.saved_bytes, self.of_saved, events, cost, live, alive)
 
     def overwrites(self, block: int, source: int) -> bool:
         """Return whether a block is computed in the memory of a source that nothing else needs."""
