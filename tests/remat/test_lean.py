@@ -339,7 +339,7 @@ def test_call_without_large_tensors_runs_plainly(monkeypatch: pytest.MonkeyPatch
         assert len(entered) == expected
 
 
-@pytest.mark.parametrize("name", ["products", "small tensors", "frozen layers"])
+@pytest.mark.parametrize("name", ["products", "small tensors", "little to save", "frozen layers"])
 def test_calls_that_recompute_nothing_run_plainly(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     entered: list[int] = []
     enter = Rematerializer.__enter__
@@ -350,6 +350,7 @@ def test_calls_that_recompute_nothing_run_plainly(name: str, monkeypatch: pytest
         "small tensors": lambda: nn.Sequential(
             *(nn.Sequential(nn.Linear(64, 16), nn.GELU(), nn.Linear(16, 64)) for _ in range(3))
         ),
+        "little to save": lambda: nn.Sequential(*(nn.Sequential(nn.Linear(64, 64), nn.GELU()) for _ in range(3))),
         "frozen layers": lambda: nn.Sequential(nn.Conv2d(1, 8, 1), nn.Conv2d(8, 8, 1).requires_grad_(False)),
     }[name]()
     x = torch.randn(1, 40, 64) if name == "frozen layers" else torch.randn(80, 64)

@@ -286,12 +286,12 @@ def test_limit_is_met_by_several_sizes_in_turn() -> None:
     assert max(peaks[-3:]) >= 0.85 * limit
 
 
-def num_followed_of(model: nn.Module, sizes: Iterable[int]) -> list[int]:
-    """Train with inputs of these sizes, and return how many passes of each remembered kind followed a plan."""
+def num_planned_of(model: nn.Module, sizes: Iterable[int]) -> list[int]:
+    """Train with inputs of these sizes, and return how many passes of each remembered kind had a plan."""
     for rows in sizes:
         model(tokens(rows)).sum().backward()
         model.zero_grad()
-    return [kind.num_followed for kind in vars(model)["_zoo_lean"].limiter._kinds.values()]
+    return [kind.num_followed + kind.num_plain for kind in vars(model)["_zoo_lean"].limiter._kinds.values()]
 
 
 @pytest.mark.filterwarnings("ignore::zoo.remat.limit.BelowFloor")
@@ -309,7 +309,7 @@ def test_plans_of_frequent_sizes_are_remembered(
     sizes: list[int], expected: list[int], budget: float | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(limit, "MAX_KINDS", 4)
-    assert sorted(num_followed_of(lean(products(64 * 2), budget), sizes)) == expected
+    assert sorted(num_planned_of(lean(products(64 * 2), budget), sizes)) == expected
 
 
 def test_limit_is_met_by_several_networks_in_turn() -> None:

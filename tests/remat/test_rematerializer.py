@@ -467,7 +467,9 @@ def test_relu_output_is_freed_with_last_reference() -> None:
     out.sum().backward()
 
 
-@pytest.mark.parametrize(("kib", "is_kept"), [(3, (True, True)), (5, (False, True)), (17, (False, False))])
+@pytest.mark.parametrize(
+    ("kib", "is_kept"), [(3, (True, True)), (5, (False, True)), (17, (False, True)), (65, (False, False))]
+)
 def test_small_tensors_are_saved(kib: int, is_kept: tuple[bool, bool]) -> None:
     """The plan of the second pass finds some others not worth an operation in backward."""
     weight, budget, found = torch.ones(kib * 256, requires_grad=True), Budget(), []

@@ -24,8 +24,9 @@ MAX_RECENT = 16  # planners that are remembered
 PATIENCE = 2  # how many more blocks to save without a lower peak before giving up
 MIN_GAIN = 1.03  # live bytes by those saved, from which on more blocks are saved for a lower peak
 MAX_WORK = 1.0  # of the time of a forward pass
-# Without a limit on memory: the bytes that one more operation in backward has to save, in units of the smallest
-# tensor; how many more bytes than the least are saved for fewer live ones; and the time that this may take.
+# Without a limit on memory: the bytes that each operation in backward has to save, and each tensor that is tracked, in
+# units of the smallest tensor; how many more bytes than the least are saved for fewer live ones; and the time that this
+# may take.
 LEAST_SAVING, SLACK, MORE_WORK = 4, 0.05, 0.1
 NOTHING: frozenset[int] = frozenset()
 
@@ -189,9 +190,14 @@ class Planner:
 
     @cached_property
     def least(self) -> Plan:
-        """The plan that saves the least, as far as it is worth an operation, with few live bytes."""
-        cut = _MinimumCut(self)
-        first = _Backward(self, cut.saved_for(lambda _: LEAST_SAVING * self.graph.smallest_bytes))
+        """The plan that saves the least, as far as it is worth an operation, with few live bytes.
+
+        It recomputes nothing if this would not save enough bytes for the time that tracking tensors takes.
+        """
+        cut, least_saving = _MinimumCut(self), LEAST_SAVING * self.graph.smallest_bytes
+        first = _Backward(self, cut.saved_for(lambda _: least_saving))
+        if self.plain_bytes - first.saved_bytes < least_saving * len(self.graph.block_of):
+            return _Backward(self, frozenset(self.needed)).fastest.plan()
         backwards = [first, *self._tightened(first)]
         most = (1 + SLACK) * first.saved_bytes
         max_cost = first.fastest.cost + MORE_WORK * self.forward_cost

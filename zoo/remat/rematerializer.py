@@ -161,18 +161,19 @@ class Rematerializer(EagerDispatchMode):
         recorder, frozen = forward.recorder, forward.frozen
         if operation is CONVOLUTION and not args[1].requires_grad:
             frozen.is_seen = True
-        saves = frozen.is_seen and torch.is_grad_enabled() and _innermost() is self
+        has_grad = torch.is_grad_enabled()
+        saves = frozen.is_seen and has_grad and _innermost() is self
         if frozen.deferred:
             with count_writes():  # what is saved shares the version counter of the tensor
                 frozen.settle(unread_input(operation, args) if saves else None)
         # Transforms of torch.func run operations on wrapped tensors.
-        is_recorded = torch.is_grad_enabled() and not are_transforms_active()
-        if traits.rule.overwrites and is_recorded:
-            out = recorder.record_write(traits, args, kwargs)
-        elif traits.is_writing:
-            out = recorder.write(traits, args, kwargs)
-        else:
+        is_recorded = has_grad and not are_transforms_active()
+        if not traits.is_writing:
             out = traits.run(*args, **kwargs)
+        elif is_recorded and traits.rule.overwrites:
+            out = recorder.record_write(traits, args, kwargs)
+        else:
+            out = recorder.write(traits, args, kwargs)
         if is_recorded:
             if traits.record is not None:
                 traits.record(recorder, traits, args, kwargs, out)

@@ -254,7 +254,7 @@ class Tracker:
             value.live = lambda: copy
             self.note_copy(tensor, value)
             return value
-        elif not tensor.requires_grad:  # it may be a buffer
+        elif not tensor.requires_grad and not isinstance(self.observer, Follower):  # it may be a buffer
             self._kept.add_all_permanent()
         value = self.note(tensor, None, 0, tensor._version)
         if is_small:
