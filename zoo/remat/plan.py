@@ -21,7 +21,7 @@ RATES = tuple(2.0 ** (power / 2) for power in range(-12, 10))
 NUM_PARTS = 8  # of forward, at the end of one of which the rate may change
 SHARES = tuple(0.95**power for power in range(10, 70))  # limits, as fractions of plain training's bytes
 MAX_RECENT = 16  # planners that are remembered
-PATIENCE = 2  # how many more blocks to save without a lower peak before giving up
+PATIENCE = 3  # how many more blocks to save without a lower peak before giving up
 MIN_GAIN = 1.03  # live bytes by those saved, from which on more blocks are saved for a lower peak
 MAX_WORK = 1.0  # of the time of a forward pass
 # Without a limit on memory: the bytes that each operation in backward has to save, and each tensor that is tracked, in
