@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 from pathlib import Path
 from typing import Any
 
@@ -113,9 +114,9 @@ def test_other_differences_raise_with_remedy(changes: dict[str, Any], words: str
     model = _build("torchvision:shufflenet_v2_x0_5", num_classes=3)
     weights = _build("torchvision:shufflenet_v2_x0_5", num_classes=5).state_dict() | changes
     torch.save({key: tensor for key, tensor in weights.items() if tensor is not None}, tmp_path / "w.pth")
-    with pytest.raises(WeightsError, match=f"(?s){words}.*number of classes") as caught:
-        zoo.load_weights(model, tmp_path / "w.pth")
-    assert "input_3x3" not in str(caught.value)
+    message = refused(WeightsError, lambda: zoo.load_weights(model, tmp_path / "w.pth"), "number of classes")
+    assert re.search(words, message, re.DOTALL)
+    assert "input_3x3" not in message
 
 
 def test_unnamed_network_error_has_remedy(tmp_path: Path) -> None:

@@ -335,8 +335,7 @@ def test_pickled_allocation_raises_before_allocating(called: str, zipped: bool, 
         with zipfile.ZipFile(path, "w") as archive:  # which torch does not look at, as it is not where the file begins
             archive.writestr("a/data.pkl", b"N.")
         path.write_bytes(pickled + path.read_bytes())
-    with pytest.raises(WeightsError, match=rf"would take more memory than it has bytes.*calls {module} {name}"):
-        read_state_dict(path)
+    refused(WeightsError, lambda: read_state_dict(path), "more memory", f"{module} {name}")
 
 
 class _Calls:
@@ -550,6 +549,4 @@ def test_counters_of_thop_are_dropped_and_named(tmp_path, caplog):
 @pytest.mark.parametrize("text", ["garbage in a file", '{"arch": "resnet50"}', "<!DOCTYPE html>", "épée"])
 def test_text_file_is_called_text(text, tmp_path):
     (tmp_path / "w.pth").write_text(text)
-    with pytest.raises(WeightsError, match="is not a weights file but text, which begins with") as error:
-        read_state_dict(tmp_path / "w.pth")
-    assert "Error" not in str(error.value).replace("WeightsError", "")
+    assert "Error" not in refused(WeightsError, lambda: read_state_dict(tmp_path / "w.pth"), "is not a weights file")
