@@ -82,7 +82,8 @@ def test_quickstart_expects_mean_of_its_seeds() -> None:
 
 EXAMPLE = r"```python\n([^`]*```(?:\n\n```text\n[^`]*)?)"
 OPTIONAL = "timm|accelerate|lightning|monai|peft|transformers"
-TUTORIALS = [page for page in TEXTS if page.startswith("docs/tutorials/")]
+FINE_TUNING = "docs/tutorials/fine-tuning.md"  # its examples need the runs of its commands
+TUTORIALS = [page for page in TEXTS if page.startswith("docs/tutorials/") and page != FINE_TUNING]
 
 
 def run_example(page: str, example: str, namespace: dict[str, object], capsys: pytest.CaptureFixture[str]) -> None:
@@ -121,7 +122,9 @@ def _without_numbers(output: dict[str, Any]) -> str:
     return re.sub(r"[\d.,]+", "0", "".join(output.get("text", "")))
 
 
-@pytest.mark.parametrize(("page", "example"), [found for found in each(EXAMPLE) if found[0] not in TUTORIALS])
+@pytest.mark.parametrize(
+    ("page", "example"), [found for found in each(EXAMPLE) if found[0] not in (*TUTORIALS, FINE_TUNING)]
+)
 def test_python_examples_run(page: str, example: str, capsys: pytest.CaptureFixture[str]) -> None:
     run_example(page, example, {}, capsys)
 
@@ -152,6 +155,30 @@ def test_commands_of_tutorial_on_in_place_norms_run(tmp_path: Path, monkeypatch:
         else:
             assert program == "python"
             exec(arguments[1], {})
+
+
+@pytest.mark.slow
+def test_tutorial_on_fine_tuning_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In an empty folder, with one epoch per run in place of several."""
+    pytest.importorskip("timm")
+    pytest.importorskip("matplotlib")
+    monkeypatch.chdir(tmp_path)
+    namespace: dict[str, object] = {}
+    text = re.sub(r"--epochs \d+", "--epochs 1", TEXTS[FINE_TUNING].replace("\\\n", " "))
+    text = text.replace(", 150)", ", 4)").replace('"bag": 100', '"bag": 4')
+    num_commands = 0
+    for example, commands in re.findall(rf"{EXAMPLE}|```sh\n([^`]*)```", text):
+        if example:
+            capsys.readouterr()
+            run_example(FINE_TUNING, example, namespace, capsys)
+        for line in commands.splitlines():
+            num_commands += 1
+            assert main(shlex.split(line)[1:]) == 0, line
+    assert num_commands == 11
+    assert {path.name for path in tmp_path.iterdir()} >= {"curves.png", "confusion.png", "confusion.json"}
+    assert (tmp_path / "runs" / "tuned" / "model_best.pth.tar").exists()
 
 
 @pytest.mark.parametrize(("page", "example"), each(r"```json\n([^`]*)```"))
