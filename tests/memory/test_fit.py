@@ -217,3 +217,43 @@ def test_largest_number_is_found_by_interpolation(memory: int, power: int) -> No
 
     expected = max((number for number in range(2, 5000) if bytes_for(number) <= memory), default=0)
     assert largest_fitting(bytes_for, memory, power) == expected
+
+
+def linears() -> nn.Module:
+    return nn.Sequential(*(nn.Linear(128, 128) for _ in range(8)))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("device", "has_stepped"), [("cpu", True), ("meta", False)])
+def test_optimizer_and_its_released_gradients_are_counted(device: str, has_stepped: bool) -> None:
+    with torch.device(device):
+        model, x = linears(), torch.ones(4, 128)
+    parameters = sum(each.nbytes for each in model.parameters())
+    optimizer = torch.optim.AdamW(model.parameters())
+    if has_stepped:
+        model(x).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    kept = zoo.memory_report(model, x, optimizer=optimizer)
+    assert kept.peak == pytest.approx(4 * parameters, rel=0.1)  # parameters, two states, gradients
+    zoo.release_gradients(model, optimizer)
+    released = zoo.memory_report(model, x, optimizer=optimizer)
+    assert released.plain_peak == kept.plain_peak
+    assert 3 * parameters < released.peak < 3.6 * parameters
+    assert released.fits(int(3.6 * parameters))
+    assert not kept.fits(int(3.6 * parameters))
+    limit = 4 * parameters
+    largest = released.largest_batch(limit)
+    assert largest > kept.largest_batch(limit)
+    with torch.device(device):
+        assert zoo.memory_report(model, torch.ones(largest, 128), optimizer=optimizer).fits(limit)
+        assert not zoo.memory_report(model, torch.ones(largest + 1, 128), optimizer=optimizer).fits(limit)
+    assert all(each.grad is None for each in model.parameters())
+
+
+def test_optimizers_that_cannot_be_counted_are_refused() -> None:
+    model = linears()
+    with pytest.raises(ConfigError, match="LBFGS"):
+        zoo.memory_report(model, torch.ones(4, 128), optimizer=torch.optim.LBFGS(model.parameters()))
+    with pytest.raises(ConfigError, match="no parameter of the network"):
+        zoo.memory_report(model, torch.ones(4, 128), optimizer=torch.optim.SGD(linears().parameters(), lr=0.1))

@@ -8,7 +8,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, partial
 from typing import Any
 
@@ -18,6 +18,7 @@ from torch.overrides import TorchFunctionMode
 
 from zoo.errors import ConfigError, join_names
 from zoo.memory.containers import tensors_in
+from zoo.memory.release import OptimizerTwin
 from zoo.memory.trial import ModelInputs, Trial, copied
 from zoo.ops.meta_attention import meta_attention
 from zoo.remat.budget import Budget, parse_limit
@@ -59,10 +60,13 @@ class Subject:
 
     Args:
     - `budget`: the budget of lean training.
+    - `twin`: builds the optimizer, whose step is part of a training step.
     """
 
-    def __init__(self, model: nn.Module, inputs: ModelInputs, budget: Budget) -> None:
-        self._model, self._budget = model, budget
+    def __init__(
+        self, model: nn.Module, inputs: ModelInputs, budget: Budget, twin: OptimizerTwin | None = None
+    ) -> None:
+        self._model, self._budget, self._twin = model, budget, twin
         self._inputs: ModelInputs = copied(inputs, lambda each: each.to("meta"))
         self._has_autocast = any(map(torch.is_autocast_enabled, ("cpu", "cuda")))
         self._state_bytes = sum(each.nbytes for each in optimizer_states(list(model.parameters())))
@@ -73,7 +77,9 @@ class Subject:
         return self._state_bytes or copies * trained
 
     def missing_bytes(self, copies: int) -> int:
-        """Return the part of `state_bytes` that the optimizer has not allocated yet."""
+        """Return the part of `state_bytes` that a measured step has not counted."""
+        if self._twin is not None:
+            return 0
         return self.state_bytes(copies) - self._state_bytes
 
     def largest_batch(self, memory: int | str, *, is_plain: bool, copies: int) -> int:
@@ -96,7 +102,8 @@ class Subject:
             model = _meta_copy(self._model)
             with torch.enable_grad(), meta_attention():
                 bytes_for = cache(partial(self._peak, model, sizes.pop(), is_plain))
-                return _largest_batch(lambda batch: bytes_for(batch) + self.state_bytes(copies), limit)
+                states = 0 if self._twin is not None else self.state_bytes(copies)
+                return _largest_batch(lambda batch: bytes_for(batch) + states, limit)
         except ConfigError:
             raise
         except Exception as error:
@@ -108,14 +115,18 @@ class Subject:
             ) from error
 
     def _peak(self, model: nn.Module, given: int, is_plain: bool, batch: int) -> float:
-        """Return the bytes of a step without the state of the optimizer."""
+        """Return the bytes of a step, with the state of the optimizer if it is given."""
 
         def scaled(tensor: Tensor) -> Tensor:
             if tensor.ndim == 0 or len(tensor) != given:
                 return tensor
             return tensor.new_empty((batch, *tensor.shape[1:])).requires_grad_(tensor.requires_grad)
 
-        trial = Trial(model, copied(self._inputs, scaled), PLACE)
+        # The state of the given optimizer is on another device than the counted network.
+        twin = None if self._twin is None else replace(self._twin, optimizer=self._twin.build(model))
+        if twin is not None:
+            twin.optimizer.state.clear()
+        trial = Trial(model, copied(self._inputs, scaled), PLACE, twin)
         if is_plain:
             return trial.plain().peak
         return trial.lean(Budget(0.0 if self._budget.peak_bytes is not None else self._budget.share)).peak

@@ -9,10 +9,12 @@ Tested by tests/memory/test_release.py.
 
 from __future__ import annotations
 
+import inspect
 import threading
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 from weakref import WeakSet
@@ -79,6 +81,60 @@ class ReleasedGradient(Tensor):
         return f"ReleasedGradient({self.of})"
 
 
+def unhooked_step(optimizer: Optimizer) -> Callable[[Optimizer], object]:
+    """Return the step of an optimizer's class without the hooks of `Optimizer.step`."""
+    step: Any = type(optimizer).step
+    found: Callable[[Optimizer], object] = step.__wrapped__
+    return found
+
+
+@dataclass(frozen=True)
+class OptimizerTwin:
+    """How to build the optimizer of a copy of a network, with states of the same size.
+
+    Args:
+    - `optimizer`: the optimizer, or one that was made from it.
+    - `groups`: the options of each group, and which parameters of the network are in it.
+    - `releases`: whether gradients are released.
+    """
+
+    optimizer: Optimizer
+    groups: list[tuple[dict[str, Any], list[int]]]
+    releases: bool
+
+    @classmethod
+    def of(cls, model: nn.Module, optimizer: Optimizer, place: str) -> OptimizerTwin:
+        """Return the twin of a network's optimizer. Raises ConfigError for an optimizer that needs all gradients."""
+        _check_optimizer(optimizer, place)
+        indices = {parameter: index for index, parameter in enumerate(model.parameters())}
+        groups = [
+            ({key: value for key, value in group.items() if key != "params"},
+             [indices[each] for each in group["params"] if each in indices])
+            for group in optimizer.param_groups
+        ]  # fmt: skip
+        groups = [(options, numbers) for options, numbers in groups if numbers]
+        if not groups:
+            raise ConfigError("the optimizer has no parameter of the network", place, "pass its own optimizer")
+        return cls(optimizer, groups, release_of(optimizer) is not None)
+
+    def build(self, model: nn.Module) -> Optimizer:
+        """Return the optimizer of a copy of the network, after a step with gradients of 0, which creates its state."""
+        own = [*model.parameters()]
+        forms = {"fused": None} if own[0].is_meta else {}  # torch's fused forms do not run there
+        groups = [{**options, **forms, "params": [own[each] for each in numbers]} for options, numbers in self.groups]
+        cls = type(self.optimizer)
+        known = inspect.signature(cls).parameters
+        defaults = {key: value for key, value in {**self.optimizer.defaults, **forms}.items() if key in known}
+        built: Optimizer = cls(groups, **defaults)
+        gradients = [each.grad for each in own]
+        for each in own:
+            each.grad = torch.zeros_like(each) if each.requires_grad else None
+        unhooked_step(built)(built)
+        for each, gradient in zip(own, gradients, strict=True):
+            each.grad = gradient
+        return built
+
+
 class _Slot:
     """A parameter whose gradient is released.
 
@@ -108,8 +164,7 @@ class GradientRelease:
     def __init__(self, model: nn.Module, optimizer: Optimizer, accumulate_steps: int, clip_value: float | None) -> None:
         self.model, self.optimizer, self.accumulate_steps = model, optimizer, accumulate_steps
         self._clip_value, self._keeps = clip_value, False
-        step: Any = type(optimizer).step
-        self._step: Callable[[Optimizer], object] = step.__wrapped__  # without the hooks of `Optimizer.step`
+        self._step = unhooked_step(optimizer)
         self._lock = threading.Lock()  # backward has a thread for each GPU
         self.slots: dict[Tensor, _Slot] = {}
         self._options: dict[int, list[tuple[Any, ...]]] = {}  # of the groups whose parameters were updated
@@ -311,17 +366,17 @@ def release_gradients(
     return GradientRelease(model, optimizer, accumulate_steps, clip_value)
 
 
-def _check_optimizer(optimizer: Optimizer) -> None:
+def _check_optimizer(optimizer: Optimizer, place: str = PLACE) -> None:
     """Raise ConfigError unless the optimizer updates each parameter by itself, without a graph."""
     kind = type(optimizer)
     if not any(kind is getattr(torch.optim, name, None) for name in PER_PARAMETER):
         raise ConfigError(
             f"{kind.__name__} is no optimizer of torch.optim that updates each parameter by itself",
-            PLACE,
-            "use one of them, such as SGD or AdamW, or train without release",
+            place,
+            "use one of them, such as SGD or AdamW",
         )
     if optimizer.defaults.get("differentiable"):
-        raise ConfigError("the optimizer is differentiable", PLACE, "leave out differentiable=True")
+        raise ConfigError("the optimizer is differentiable", place, "leave out differentiable=True")
 
 
 def _check_group(optimizer: Optimizer, group: dict[str, Any], index: int) -> None:

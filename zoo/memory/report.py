@@ -20,6 +20,7 @@ from zoo.memory.fit import Fit, Subject
 from zoo.memory.held import ModuleMemory, held_memory
 from zoo.memory.plot import draw_timelines, format_of, save
 from zoo.memory.progress import progress
+from zoo.memory.release import OptimizerTwin
 from zoo.memory.trial import NoGradientsError, Timeline, Trial
 from zoo.ops.meta_attention import kernel_device, meta_attention
 from zoo.ops.recomputation import restored_generators
@@ -111,7 +112,7 @@ class MemoryReport:
         - `memory`: bytes, as "24GB", "22 GiB" or an int. The scratch memory of operations is not counted: leave room.
         - `plain`: whether to count plain training instead.
         - `optimizer_states`: size of the optimizer's state in copies of the trained parameters: 1 for SGD with
-          momentum, 2 for Adam. It is ignored if the optimizer has made a step, which the peak then includes.
+          momentum, 2 for Adam. It is ignored if the optimizer was given, or has made a step: the peak then includes it.
 
         Raises ConfigError if ``memory`` is not an amount of memory, or if the step was not measured.
         """
@@ -237,7 +238,12 @@ class MemoryReport:
 
 
 def memory_report(
-    model: nn.Module, /, *inputs: Any, budget: float | int | str | None = None, **named_inputs: Any
+    model: nn.Module,
+    /,
+    *inputs: Any,
+    budget: float | int | str | None = None,
+    optimizer: torch.optim.Optimizer | None = None,
+    **named_inputs: Any,
 ) -> MemoryReport:
     """Return what each module of a network holds between forward and backward, in plain and in lean training.
 
@@ -265,16 +271,20 @@ def memory_report(
     - `model`: the network.
     - `inputs`: its positional inputs: tensors, or lists and dicts of them. A dict is one input.
     - `budget`: as for `zoo.lean`.
+    - `optimizer`: the optimizer of the network, one of torch.optim. Its step is then the end of each training step, and
+      its state counts. If its gradients are released (`zoo.release_gradients`), they are released in lean steps.
     - `named_inputs`: its inputs by name. For a dict of them: ``zoo.memory_report(model, **batch)``.
 
-    Raises TypeError if ``model`` is not a module, or if it has an input named ``budget`` too. Raises ConfigError for an
-    invalid budget, for a network or an input that cannot be copied, if the network and its inputs are not all on the
-    meta device or all on another, and for autocast on the meta device, where it has no effect.
+    Raises TypeError if ``model`` is not a module, or if it has an input named ``budget`` or ``optimizer`` too. Raises
+    ConfigError for an invalid budget, for an optimizer that needs all gradients at once, for a network or an input that
+    cannot be copied, if the network and its inputs are not all on the meta device or all on another, and for autocast
+    on the meta device, where it has no effect.
     """
-    _check_arguments(model, budget)
+    _check_arguments(model, {"budget": budget, "optimizer": optimizer})
     limit = Budget.parse(budget)
     is_meta = _is_on_meta(model, inputs, named_inputs)
-    trial = Trial(model, (inputs, named_inputs), "zoo.memory_report")
+    twin = None if optimizer is None else OptimizerTwin.of(model, optimizer, "zoo.memory_report")
+    trial = Trial(model, (inputs, named_inputs), "zoo.memory_report", twin)
     plain = lean = checkpointed = with_budget = None
     with (
         progress("zoo.memory_report") as show, restored_generators(model), torch.enable_grad(), meta_attention(),
@@ -298,20 +308,22 @@ def memory_report(
             with_budget = _suggested(trial, sum(module.lean for module in modules))
     counted_for = {"cuda": "CUDA", "cpu": "the CPU"}[kernel_device().type] if is_meta else ""
     return MemoryReport(
-        modules, plain, lean, checkpointed, with_budget, counted_for, Subject(model, trial.inputs, limit)
+        modules, plain, lean, checkpointed, with_budget, counted_for, Subject(model, trial.inputs, limit, twin)
     )
 
 
-def _check_arguments(model: object, budget: object) -> None:
-    """Raise TypeError for anything but a module, and if ``budget`` may be meant for its forward."""
+def _check_arguments(model: object, options: dict[str, object]) -> None:
+    """Raise TypeError for anything but a module, and for an option that may be meant for its forward."""
     if not isinstance(model, nn.Module):
         advice = f"; build the network first, as with zoo.get({model!r})" if isinstance(model, str) else ""
         raise TypeError(
             f"memory_report takes a torch.nn.Module, not {truncate(repr(model))} of type {type(model).__name__}{advice}"
         )
-    if budget is not None and "budget" in inspect.signature(model.forward).parameters:
+    for name in [each for each, value in options.items() if value is not None]:
+        if name not in inspect.signature(model.forward).parameters:
+            continue
         raise TypeError(
-            f"budget is both an option of memory_report and an input of {type(model).__name__}.forward: pass the input "
+            f"{name} is both an option of memory_report and an input of {type(model).__name__}.forward: pass the input "
             "by position, or rename it in a wrapper"
         )
 
@@ -335,7 +347,7 @@ def _suggested(trial: Trial, held_bytes: int) -> WithBudget | None:
     """Return a step whose recomputation takes half of the time of forward at most; None if it holds no less."""
     planner = trial.planner()
     plans = [] if planner is None else [each for each in planner.front if each.cost <= planner.forward_cost / 2]
-    if planner is None or not plans:
+    if planner is None or not plans or planner.plain_bytes == 0:
         return None
     share = math.ceil(100 * plans[-1].live / planner.plain_bytes) / 100
     if share >= 1:

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from zoo.errors import ConfigError, join_names, truncate
 from zoo.memory.block_checkpointing import checkpoint_blocks
 from zoo.memory.containers import tensors_in
+from zoo.memory.release import OptimizerTwin, ReleasedGradient, release_gradients, unhooked_step
 from zoo.remat.budget import Budget
 from zoo.remat.lean import make_plain
 from zoo.remat.limit import Measurement, existing_bytes, optimizer_states
@@ -136,17 +137,21 @@ class Trial:
     Args:
     - `inputs`: arguments and keywords of the network, which are copied.
     - `place`: named by the errors for a network or an input that cannot be copied.
+    - `twin`: builds the optimizer, whose step then ends each training step, and whose state exists before. Its
+      gradients are released in lean steps, if the optimizer releases them.
     """
 
-    def __init__(self, model: nn.Module, inputs: ModelInputs, place: str) -> None:
-        self._model, self._place = model, place
+    def __init__(self, model: nn.Module, inputs: ModelInputs, place: str, twin: OptimizerTwin | None = None) -> None:
+        self._model, self._place, self._twin = model, place, twin
         try:
             self.inputs: ModelInputs = copied(inputs)
         except Exception as error:  # classes may raise anything
             raise ConfigError(
                 f"an input cannot be copied: {truncate(error)}", place, "support copy.deepcopy"
             ) from error
-        self._existing = [*tensors_in(self.inputs), *optimizer_states(list(model.parameters()))]
+        known = optimizer_states(list(model.parameters())) if twin is None else tensors_of([twin.optimizer.state])
+        self._existing = [*tensors_in(self.inputs), *known]
+        self._needs_states = twin is not None and not known
         self._existing_bytes = existing_bytes(lambda: [*model.parameters(), *model.buffers()], self._existing)
 
     def copy(self) -> nn.Module:
@@ -187,11 +192,18 @@ class Trial:
 
     def _lean_step(self, budget: Budget) -> Timeline:
         network = self.copy()
-        return self._step(network, Rematerializer(budget, **self.options(network)))
+        return self._step(network, Rematerializer(budget, **self.options(network)), is_lean=True)
 
-    def _step(self, network: nn.Module, context: AbstractContextManager[Any]) -> Timeline:
+    def _step(self, network: nn.Module, context: AbstractContextManager[Any], is_lean: bool = False) -> Timeline:
         """Train a copy of the network for one step, with forward in ``context``."""
         args, kwargs = copied(self.inputs)  # forward may overwrite them
+        existing, optimizer = self._existing_bytes, None
+        if self._twin is not None:
+            optimizer = self._twin.build(network)
+            if self._needs_states:
+                existing += sum(each.nbytes for each in tensors_of([optimizer.state]))
+            if is_lean and self._twin.releases:
+                release_gradients(network, optimizer)
         log = StorageLog()
         gc.collect()
         try:
@@ -203,7 +215,12 @@ class Trial:
                     output = network(*args, **kwargs)
                 end = len(log.changes)
                 default_loss(output).backward()
+                if optimizer is not None:
+                    for each in network.parameters():
+                        if isinstance(each.grad, ReleasedGradient):
+                            each.grad = None
+                    unhooked_step(optimizer)(optimizer)
         except torch.OutOfMemoryError:
             return OUT_OF_MEMORY
         starts = [(index, name) for name, index in log.marks]
-        return Timeline([self._existing_bytes + each for each in log.totals()], end, starts)
+        return Timeline([existing + each for each in log.totals()], end, starts)
