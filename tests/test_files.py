@@ -24,7 +24,7 @@ from zoo.data.dataset import open_source
 from zoo.data.named import open_data
 from zoo.data.sources.location import parse_data_path
 from zoo.errors import ConfigError, ZooError
-from zoo.files import cache_dir, file_lock, flush_folder, remove_leftovers, replacing, write_bytes, write_json
+from zoo.files import cache_dir, file_lock, flush_folder, remove_leftovers, replace_file, write_bytes, write_json
 from zoo.weights.cache import md5_of
 
 
@@ -50,7 +50,7 @@ def test_full_disk_leaves_old_file_and_no_partial_file(tmp_path: Path, monkeypat
 
 
 def test_partial_files_of_killed_processes_are_removed(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError), replacing(tmp_path / "result.json") as temporary:
+    with pytest.raises(FileNotFoundError), replace_file(tmp_path / "result.json") as temporary:
         temporary.rename(tmp_path / f".result.json.{'0' * 16}.tmp")
     for other in (".notes.tmp", "result.json", ".other.json.0123.tmp"):
         (tmp_path / other).touch()

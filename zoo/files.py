@@ -130,14 +130,14 @@ def write_text(path: Path, text: str) -> None:
 
 
 def write_bytes(path: Path, content: bytes) -> None:
-    """Write ``content`` to ``path`` atomically (`replacing`); create the folder if necessary."""
+    """Write ``content`` to ``path`` atomically (`replace_file`); create the folder if necessary."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    with replacing(path) as temporary:
+    with replace_file(path) as temporary:
         temporary.write_bytes(content)
 
 
 @contextmanager
-def replacing(path: Path) -> Iterator[Path]:
+def replace_file(path: Path) -> Iterator[Path]:
     """Yields a new temporary file beside ``path``, and renames it to ``path`` when the block ends.
 
     If the block raises, removes the temporary file and leaves ``path`` unchanged. The folder must exist.

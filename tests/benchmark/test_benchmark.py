@@ -300,7 +300,7 @@ def test_note_on_reversible_network_names_its_ordinary_twin() -> None:
 def test_predictions_are_within_5_percent_of_real_steps(arch: str, kernels: str) -> None:
     setup = Setup(NetworkSpec(arch=arch), batch=6, size=64, structure=(1, 1, 1, 1))
     strategies = choose_strategies(EAGER, ["std-BN checkpointed", "iABN", "iABN checkpointed"])
-    with backend.forced(kernels):
+    with backend.force_back_end(kernels):
         for strategy in build_all(new_results(), strategies, setup):
             predicted, taken = predict_and_count(setup, strategy)
             assert predicted == pytest.approx(taken, rel=TOLERANCE), strategy.name

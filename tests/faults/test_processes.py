@@ -23,7 +23,7 @@ from tests.dist.spawn import run_distributed
 from tests.engine.tiny import build_net, make_config, make_images, save, this_process
 from zoo.cli import main
 from zoo.engine.checkpoint import CHECKPOINT, read
-from zoo.engine.process import concise_worker_errors
+from zoo.engine.process import shorten_worker_errors
 from zoo.engine.state import build_state
 from zoo.errors import CheckpointError, ZooError
 from zoo.tasks import task_of
@@ -155,7 +155,7 @@ def test_worker_killed_during_save_does_not_blame_checkpoint(tmp_path: Path, mon
     state = build_state(task_of(config), build_net(config.network), this_process())
     former = signal.signal(signal.SIGUSR1, report)
     try:
-        with pytest.raises(ZooError, match="a data loader worker died") as error, concise_worker_errors():
+        with pytest.raises(ZooError, match="a data loader worker died") as error, shorten_worker_errors():
             save(state, tmp_path)
     finally:
         signal.signal(signal.SIGUSR1, former)

@@ -22,7 +22,7 @@ from zoo.data.loader import Loader, LoaderOptions, build_train_loader, build_val
 from zoo.data.map_dataset import Datasets
 from zoo.data.segmentation.loader import build_segmentation_train_loader, build_segmentation_val_loader
 from zoo.data.transforms.classification import ValTransform
-from zoo.engine.process import concise_worker_errors
+from zoo.engine.process import shorten_worker_errors
 from zoo.errors import DataError, ZooError
 
 WORKER = LoaderOptions(workers=1)
@@ -113,7 +113,7 @@ def test_worker_without_shared_memory_names_remedy(
 
 
 def _fail(reason: str) -> None:
-    with concise_worker_errors():
+    with shorten_worker_errors():
         raise RuntimeError(reason)
 
 

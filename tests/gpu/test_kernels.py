@@ -18,7 +18,7 @@ from tests.synchronization import no_synchronization
 from zoo.ops.abn.functional import inplace_abn
 from zoo.ops.abn.kernels import kernels_for
 from zoo.ops.abn.reference import NormSettings
-from zoo.ops.backend import forced, unavailable_reason
+from zoo.ops.backend import force_back_end, unavailable_reason
 
 pytestmark = [
     pytest.mark.gpu,
@@ -164,7 +164,7 @@ def test_compiled_network_equals_eager(layout, activation, options):
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 5e-5), (torch.bfloat16, 0.2)])
 def test_network_gives_outputs_and_gradients_of_reference(dtype, tolerance, layout, inplace):
     ours = run_network(network, layout, dtype, "leaky_relu", inplace)
-    with forced("reference"):
+    with force_back_end("reference"):
         truth = run_network(network, layout, dtype, "leaky_relu", inplace)
     # Roundings of bfloat16 grow over six layers: its largest gradient differs from float32 as much.
     for result, expected in zip(ours, truth, strict=True):

@@ -26,7 +26,7 @@ import zoo
 from tests.remat.programs import are_equal
 from tests.step import step
 from zoo.errors import ConfigError
-from zoo.ops.recomputation import restored_buffers
+from zoo.ops.recomputation import restore_buffers
 from zoo.remat.lean import lean
 
 
@@ -161,7 +161,7 @@ def test_restored_buffers_get_size_contents_and_dtype_back(build: Callable[[], n
     model = build()
     model(batch())
     own, before = list(model.buffers()), copy.deepcopy(list(model.buffers()))
-    with restored_buffers(model):
+    with restore_buffers(model):
         model(batch(1))
         for each in own:
             each.data = torch.ones(7, dtype=torch.float16)

@@ -16,7 +16,7 @@ from zoo.ops import backend
 def test_reference_can_be_forced_and_choice_comes_back():
     x = torch.zeros(1, 1)
     before = backend.back_end_for(x)
-    with backend.forced("reference"):
+    with backend.force_back_end("reference"):
         assert backend.back_end_for(x) == "reference"
     assert backend.back_end_for(x) == before
 
@@ -30,18 +30,18 @@ def test_reference_can_be_forced_and_choice_comes_back():
 )
 def test_forced_but_unavailable_back_end_raises_with_its_reason(name, message, monkeypatch):
     monkeypatch.setitem(backend.DEVICES, "native", ("cpu", lambda: "no compiler was found"))
-    with pytest.raises(ConfigError, match=message), backend.forced(name):
+    with pytest.raises(ConfigError, match=message), backend.force_back_end(name):
         pass
 
 
 def test_description_explains_inactive_back_end(monkeypatch):
     monkeypatch.setitem(backend.DEVICES, "native", ("cpu", lambda: None))
     assert "active" in backend.describe()["reference"]
-    with backend.forced("reference"):
+    with backend.force_back_end("reference"):
         assert backend.describe()["native"] == "off: ZOO_KERNELS=reference"
     monkeypatch.setitem(backend.DEVICES, "triton", ("cuda", lambda: None))
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    with backend.forced("auto"):
+    with backend.force_back_end("auto"):
         assert backend.describe()["triton"] == "ready, but there is no CUDA device"
 
 
@@ -51,7 +51,7 @@ def test_without_kernels_the_first_norm_on_cpu_warns_once_unless_there_is_gpu(mo
     for name, device in (("native", "cpu"), ("triton", "cuda")):
         monkeypatch.setitem(backend.DEVICES, name, (device, lambda: "not built"))
     backend._warn_of_reference.cache_clear()
-    with backend.forced("auto"):
+    with backend.force_back_end("auto"):
         assert not recwarn.list
         assert [backend.back_end_for(torch.zeros(1)) for _ in range(2)] == ["reference"] * 2
     backend._warn_of_reference.cache_clear()

@@ -15,7 +15,7 @@ from zoo.errors import ConfigError, VerificationError
 from zoo.layers import ReversibleBlock, ReversibleSequential
 from zoo.layers.invertible import InvertibleLeakyReLU
 from zoo.layers.reversible import PairPool
-from zoo.ops.backend import forced
+from zoo.ops.backend import force_back_end
 from zoo.ops.chain import run_chain
 from zoo.ops.grid import digest, round_to_grid, sum_on_grid
 
@@ -67,7 +67,7 @@ def test_invalid_grid_raises(bits):
 def test_sums_and_their_summary_are_bit_identical_to_separate_operations(backend, subtract, layout):
     x, r = (term.contiguous(memory_format=layout) for term in terms())
     total, summary = expected(x, r, subtract)
-    with forced(backend):
+    with force_back_end(backend):
         for out in (None, x):
             found, its_summary = sum_on_grid(x, r, 14, subtract, out)
             assert (found is x) == (out is x)

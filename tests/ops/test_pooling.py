@@ -12,7 +12,7 @@ from tests.refusals import refused
 from zoo.layers.conv import MaxPool2d
 from zoo.memory.allocations import measure_memory
 from zoo.ops import native, pooling
-from zoo.ops.backend import forced
+from zoo.ops.backend import force_back_end
 from zoo.ops.pooling import max_pool2d
 
 needs_kernels = pytest.mark.skipif(native.unavailable_reason() is not None, reason=str(native.unavailable_reason()))
@@ -91,7 +91,7 @@ def test_maps_narrower_than_window_and_maps_without_batch():
 def test_without_compiled_kernels_pooling_is_torchs(monkeypatch):
     monkeypatch.setattr(pooling, "_MaxPool", None)
     x = torch.randn(2, 3, 8, 8)
-    with forced("reference"):
+    with force_back_end("reference"):
         assert all_equal(gradients(max_pool2d, x, 3, 2, 1), gradients(F.max_pool2d, x, 3, 2, 1))
 
 

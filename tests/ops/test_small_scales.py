@@ -19,7 +19,7 @@ from tests.ops.small_scales import (
 )
 from zoo.ops.abn.functional import inplace_abn
 from zoo.ops.abn.kernels import KERNELS
-from zoo.ops.backend import forced, unavailable_reason
+from zoo.ops.backend import force_back_end, unavailable_reason
 
 needs_native = pytest.mark.skipif(
     unavailable_reason("native") is not None, reason=f"compiled kernels: {unavailable_reason('native')}"
@@ -42,7 +42,7 @@ def test_gradient_errors_are_bounded(dtype, activation, layout, back_end):
 def test_bound_holds_for_planes_computed_by_channel(dtype, back_end):
     x, dz, settings = make(dtype, "leaky_relu", size=(2, 131, 127))
     leaves = [t.clone().requires_grad_() for t in (x, settings.weight)]
-    with forced(back_end):
+    with force_back_end(back_end):
         z = inplace_abn(leaves[0] * 1, leaves[1], settings.bias, None, None, True, 0.1, *settings[2:])
         gradients = torch.autograd.grad(z, leaves, dz)
     assert_bounded(errors_of(*gradients, x, dz, settings), dtype)
@@ -90,6 +90,6 @@ def test_gradients_of_zero_scale_have_float32_size(back_end):
             y = inplace_abn(y, torch.full((8,), scale), bias, None, None)
         return torch.autograd.grad(y.float().square().mean(), x)[0].float()
 
-    with forced(back_end):
+    with force_back_end(back_end):
         truth, ours = gradient(torch.float32), gradient(torch.bfloat16)
     assert ours.norm() < 3 * truth.norm()

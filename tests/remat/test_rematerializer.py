@@ -94,7 +94,7 @@ def test_each_step_of_program_is_bit_identical(
         expected = expected.relu() if is_rectified else expected
     for layout in (torch.contiguous_format, torch.channels_last)[: 2 if x.ndim == 4 else 1]:
         term = shortcut.contiguous(memory_format=layout) if has_shortcut else None
-        with backend.forced(back_end):
+        with backend.force_back_end(back_end):
             out = apply_line(x.contiguous(memory_format=layout), alpha, beta, term, is_rectified)
         assert torch.equal(out.isnan(), expected.isnan())
         assert torch.equal(out.nan_to_num(), expected.nan_to_num())

@@ -324,7 +324,7 @@ def test_other_norms_without_compiled_kernels_do_not_warn(monkeypatch: pytest.Mo
     monkeypatch.setitem(backend.DEVICES, "native", ("cpu", lambda: "not built"))
     backend._warn_of_reference.cache_clear()
     norm = lean(torch.nn.Sequential(torch.nn.BatchNorm2d(16), torch.nn.ReLU()))
-    with backend.forced("auto"):
+    with backend.force_back_end("auto"):
         norm(torch.randn(2, 16, 4, 4)).sum().backward()
     assert backend._warn_of_reference.cache_info().currsize == 0
 

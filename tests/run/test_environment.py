@@ -31,7 +31,7 @@ def test_description_is_json_and_names_versions_and_machine() -> None:
 
 
 def test_back_end_of_norms_is_one_in_use() -> None:
-    with backend.forced("reference"):
+    with backend.force_back_end("reference"):
         assert environment.describe_environment(torch.device("cpu"))["norms"] == "reference"
 
 

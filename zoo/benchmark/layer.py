@@ -53,7 +53,7 @@ def providers(channels: int, device: torch.device) -> dict[str, Provider]:
 
     def ours(name: str) -> Provider:
         layer = InPlaceABN(channels).to(device)
-        return Provider(layer, layer, lambda: backend.forced(name))
+        return Provider(layer, layer, lambda: backend.force_back_end(name))
 
     eager, checkpointed, fused = standard(), standard(), InPlaceABN(channels).to(device)
     compiled = standard(inplace=False)  # inductor is several times slower than eager for the in-place activation

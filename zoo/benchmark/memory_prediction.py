@@ -42,7 +42,7 @@ class MemoryPrediction:
         """
         setup = replace(self._setup, batch=batch, size=size or self._setup.size)
         if (batch, setup.size) not in self._counted:
-            with backend.forced("reference") if self._reference else nullcontext():
+            with backend.force_back_end("reference") if self._reference else nullcontext():
                 step = count_memory(setup.forward_of(self._model), self._model.parameters(), warmup=1).peak
             parameters = sum(parameter.nbytes for parameter in self._model.parameters())
             buffers = sum(buffer.nbytes for buffer in self._model.buffers())

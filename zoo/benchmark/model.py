@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from zoo.benchmark.network_setup import Setup, graph_step, room_for_compilations
 from zoo.benchmark.plot_style import Line, Panel, draw_panels
 from zoo.benchmark.results import Case, Results
-from zoo.benchmark.strategies import BASELINE, Strategy, build_all, refusals_noted
+from zoo.benchmark.strategies import BASELINE, Strategy, build_all, note_refusals
 from zoo.memory.allocations import measure_memory
 from zoo.memory.timing import Clock, TimedStep, ratios, time_interleaved, training_step
 from zoo.tables import counted
@@ -35,7 +35,7 @@ def measure_strategies(results: Results, setup: Setup, strategies: Sequence[Stra
         memory = {}
         for name, model in models.items():
             print(f"{setup.case.subject}: bytes of {name}", file=sys.stderr, flush=True)
-            with refusals_noted(results, setup.case.subject, name):
+            with note_refusals(results, setup.case.subject, name):
                 memory[name] = measure_memory(forwards[name], model.parameters())
         models = {name: models[name] for name in memory}
         for name, measured in memory.items():
@@ -69,7 +69,7 @@ def add_times(
     if results.device.type == "cuda":
         graphs = {}
         for name, model in models.items():
-            with refusals_noted(results, f"{case.subject}, CUDA graph", name, baseline):
+            with note_refusals(results, f"{case.subject}, CUDA graph", name, baseline):
                 graphs[name] = graph_step(forwards[name], model)
         _add_interleaved(results, case, "step as CUDA graph", graphs, baseline, rounds)
 

@@ -134,7 +134,7 @@ def build_all(results: Results, strategies: Sequence[Strategy], setup: Setup) ->
 
 
 @contextmanager
-def refusals_noted(results: Results, subject: str, name: str, baseline: str = BASELINE) -> Iterator[None]:
+def note_refusals(results: Results, subject: str, name: str, baseline: str = BASELINE) -> Iterator[None]:
     """Notes RuntimeErrors of torch instead of raising them, except for the baseline."""
     try:
         yield

@@ -15,7 +15,7 @@ from zoo.convert.conversion import REQUIRED_SETTINGS, ConversionReport, check_co
 from zoo.convert.norms import inplace_to_standard, relu_to_leaky_relu, standard_to_inplace
 from zoo.convert.torchvision import from_torchvision, to_torchvision
 from zoo.errors import ConfigError, ConversionError, escape
-from zoo.files import replacing, write_bytes
+from zoo.files import replace_file, write_bytes
 from zoo.models.family import network_class
 from zoo.weights import StoredWeights, read_weights
 from zoo.weights.description import check_same_network
@@ -79,7 +79,7 @@ def save_weights(state_dict: Mapping[str, Tensor], record: NetworkRecord | None,
             return
         content = state_dict if record is None else {"state_dict": state_dict, "network": record.content()}
         path.parent.mkdir(parents=True, exist_ok=True)
-        with replacing(path) as temporary, temporary.open("wb") as file:
+        with replace_file(path) as temporary, temporary.open("wb") as file:
             torch.save(content, file)
     except OSError as error:
         raise ConversionError(f"the file cannot be written ({error.strerror})", path, "give another TARGET") from error

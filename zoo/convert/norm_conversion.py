@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
-from zoo.convert.rewriting import activation_behind, drop_activations, mode_set, trace_forward
+from zoo.convert.rewriting import activation_behind, drop_activations, set_mode, trace_forward
 from zoo.convert.trace import TRANSPOSED_CONVOLUTIONS, Trace, describe_call, function_name
 from zoo.errors import MAX_LISTED, ConversionError, escape, join_names
 from zoo.layers.invertible import InvertibleNorm
@@ -146,7 +146,7 @@ def plan_norms(
         norms = {name: norm for name, norm in norms.items() if id(norm) not in held}
     if not norms:
         return [], {}
-    with mode_set(module, training=True):
+    with set_mode(module, training=True):
         trace = Trace(module, in_parts=partial)
     planner = _Planner(trace, kind, partial, relu)
     plans, problems, advice = [], dict[str, str](), dict[str, None]()

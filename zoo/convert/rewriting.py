@@ -94,7 +94,7 @@ def takes_optional_arguments(module: nn.Module) -> bool:
 
 
 @contextlib.contextmanager
-def mode_set(module: nn.Module, training: bool) -> Iterator[None]:
+def set_mode(module: nn.Module, training: bool) -> Iterator[None]:
     """Sets the mode of all submodules, including frozen ones, and restores each mode on exit."""
     modes = {part: part.training for part in module.modules()}
     try:
@@ -119,7 +119,7 @@ def trace_forward(module: nn.Module) -> fx.Graph | str:
     graphs = []
     for training in (False, True):
         try:
-            with mode_set(module, training):
+            with set_mode(module, training):
                 graphs.append(LocalTracer().trace(as_traceable(module)))
         except Exception as error:  # user code called with proxies can raise anything
             return f"cannot be traced by itself ({type(error).__name__}: {error})"

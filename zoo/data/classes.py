@@ -98,7 +98,7 @@ def match_classes(images: ImageDataset, num_outputs: int, names: Sequence[str] |
             "the %s are matched by name to %d of the network's %d outputs; %s",
             images.class_kind, len(folders), num_outputs, escape(images.root),
         )  # fmt: skip
-    images.number_classes(outputs)
+    images.remap_targets(outputs)
 
 
 def _are_imagenet_numbers(folders: Sequence[str]) -> bool:

@@ -76,7 +76,7 @@ class Batch(NamedTuple):
 class ImageDataset(Dataset[Sample]):
     """Base class of the data sets, see `zoo.data.sampler.Key`. Samples do not depend on the process.
 
-    Subclasses define `_draw`, which may use random numbers, and `number_classes`. In messages, `class_kind` names the
+    Subclasses define `_draw`, which may use random numbers, and `remap_targets`. In messages, `class_kind` names the
     classes, `class_unit` the items that have a class, and `remedy` says what to do about an unusable image.
 
     Args:
@@ -100,7 +100,7 @@ class ImageDataset(Dataset[Sample]):
     def __len__(self) -> int:
         return len(self._names)
 
-    def number_classes(self, numbers: Sequence[int]) -> None:
+    def remap_targets(self, numbers: Sequence[int]) -> None:
         """Set the target of class i to ``numbers[i]``, before any image is drawn."""
         raise NotImplementedError
 
@@ -190,7 +190,7 @@ class ImageFolder(ImageDataset):
         """Return the file name of image ``index``, or the name of the sample in its shard."""
         return os.path.join(self.source.root, os.fsdecode(self._names[index]))
 
-    def number_classes(self, numbers: Sequence[int]) -> None:
+    def remap_targets(self, numbers: Sequence[int]) -> None:
         """Set the target of class folder i to ``numbers[i]``, before any image is drawn."""
         self._outputs = np.array(numbers)[self._outputs]
 

@@ -17,7 +17,7 @@ from torch.utils.data import ConcatDataset, Dataset, IterableDataset, Subset
 from zoo.data.dataset import ImageDataset, Sample
 from zoo.data.identity import object_digests
 from zoo.data.reading import delivered
-from zoo.data.seeding import seeded_global_generators
+from zoo.data.seeding import seed_global_generators
 from zoo.data.targets import targets_of
 from zoo.data.transforms.classification import Drawn, Transform, as_pixels
 from zoo.errors import DataError, join_names, shorten_repr
@@ -89,7 +89,7 @@ class MapDataset(ImageDataset):
         self._outputs: list[int] | None = None
         self._listed: np.ndarray | None = None  # known before the items are read; what they return has to agree
 
-    def number_classes(self, numbers: Sequence[int]) -> None:
+    def remap_targets(self, numbers: Sequence[int]) -> None:
         """Set the target of class i to ``numbers[i]``, before any image is drawn."""
         self._outputs = list(numbers)
 
@@ -115,7 +115,7 @@ class MapDataset(ImageDataset):
 
         def read() -> Any:
             # A copy, so that ``transform`` draws the same numbers as for the images of a folder.
-            with seeded_global_generators(copy(generator)):
+            with seed_global_generators(copy(generator)):
                 return self.dataset[index]
 
         try:

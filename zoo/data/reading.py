@@ -60,7 +60,7 @@ def decode_as(encoded: bytes, name: str, convert: Callable[[ImageFile.ImageFile]
     Any exception, including exceptions of ``convert``, is raised as Unreadable: ``what`` in the file ``name`` cannot be
     read.
     """
-    with naming(name, what), _open_image(encoded) as image:
+    with name_faults(name, what), _open_image(encoded) as image:
         return convert(image)
 
 
@@ -74,7 +74,7 @@ def read_bytes(path: str | Path, what: str = "an image") -> bytes:
                 raise ValueError(f"it has {size:,} bytes, more than {MAX_IMAGE_BYTES:,}")
             return file.read()
 
-    with naming(escape(path), what):
+    with name_faults(escape(path), what):
         return delivered(read, path)
 
 
@@ -104,7 +104,7 @@ def unreachable(error: OSError, where: object) -> Unreachable:
 def read_text(path: str | Path, what: str, *, errors: str = "strict") -> str:
     """Read the text in the file ``path``, see `decode_text`. Raises the errors of `read_bytes`."""
     content = read_bytes(path, what)
-    with naming(escape(path), what):
+    with name_faults(escape(path), what):
         return decode_text(content, errors)
 
 
@@ -115,14 +115,14 @@ def read_names(path: str | Path, *, errors: str = "strict") -> list[str]:
     """
     text = read_text(path, "the class names", errors=errors)
     names = [line.strip() for line in io.StringIO(text.rstrip(), newline=None)]
-    with naming(escape(path), "the class names"):
+    with name_faults(escape(path), "the class names"):
         if "" in names:
             raise ValueError(f"line {names.index('') + 1} is blank")
     return names
 
 
 @contextmanager
-def naming(name: str, what: str) -> Iterator[None]:
+def name_faults(name: str, what: str) -> Iterator[None]:
     """Re-raises any exception as Unreadable: ``what`` in the file ``name`` cannot be read.
 
     Unreachable passes unchanged, because it names its file.

@@ -33,7 +33,7 @@ def random_of_torch() -> Random:
 
 
 @contextmanager
-def seeded_global_generators(generator: Random) -> Iterator[None]:
+def seed_global_generators(generator: Random) -> Iterator[None]:
     """Seeds the global generators of Python, NumPy and torch's CPU from ``generator``; restores them on exit."""
     of_python, of_numpy = random.getstate(), np.random.get_state()
     with torch.random.fork_rng(devices=[]):

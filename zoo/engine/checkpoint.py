@@ -21,7 +21,7 @@ from zoo.engine.original import is_original
 from zoo.engine.process import Process, processor
 from zoo.engine.state import TrainState, broadcast_buffers, rank_states, shared_state
 from zoo.errors import CheckpointError, escape, truncate
-from zoo.files import flush_folder, flush_to_disk, remove_leftovers, replacing
+from zoo.files import flush_folder, flush_to_disk, remove_leftovers, replace_file
 from zoo.weights.read import load_bounded
 
 logger = logging.getLogger(__name__)
@@ -168,11 +168,11 @@ def write(content: dict[str, Any], folder: Path, is_best: bool, ranked: Sequence
             of_best[kept[last]] = {**best_of(content), "best_prec1": score, "best_epoch": last}
         for name in (CHECKPOINT, BEST, *kept.values()):
             remove_leftovers(folder / name)
-        with replacing(checkpoint) as temporary:
+        with replace_file(checkpoint) as temporary:
             _save(content, temporary)
             # The best weights come first: a run killed here resumes from the older checkpoint and writes them again.
             for name, weights in of_best.items():
-                with replacing(folder / name) as temporary_best:
+                with replace_file(folder / name) as temporary_best:
                     _save(weights, temporary_best)
             if checkpoint.exists():
                 os.replace(checkpoint, folder / PREVIOUS)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from zoo.data.dataset import ImageDataset
 from zoo.data.loader import Loader
 from zoo.data.sampler import TrainBatches, ValBatches
-from zoo.data.seeding import seeded_global_generators
+from zoo.data.seeding import seed_global_generators
 from zoo.engine.digest import digest, state_tensors
 from zoo.engine.reconstruction import angle_between, gradients, reconstructs
 from zoo.engine.replicas import SynchronizedReplicas
@@ -171,7 +171,7 @@ class Callbacks(Observer):
         state.process.on_main(lambda: self._call(metrics))
 
     def _call(self, metrics: Mapping[str, float]) -> None:
-        with seeded_global_generators(Random(0)):
+        with seed_global_generators(Random(0)):
             for callback in self._callbacks:
                 callback(dict(metrics))
 

@@ -140,7 +140,7 @@ def open_process(backend: str | None = None) -> Iterator[Process]:
         raise ConfigError(
             "--dist-backend nccl needs CUDA, which this machine lacks", remedy="leave it out, or give gloo"
         )
-    with concise_worker_errors():
+    with shorten_worker_errors():
         if world_size == 1:
             yield Process(device=device)
             return
@@ -163,7 +163,7 @@ def processor(device: torch.device) -> str:
 
 
 @contextmanager
-def concise_worker_errors() -> Iterator[None]:
+def shorten_worker_errors() -> Iterator[None]:
     """Converts torch's RuntimeError about a dead data loader worker to a one-line ZooError."""
     try:
         yield

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from zoo.ops.recomputation import restored_buffers, restored_generators
+from zoo.ops.recomputation import restore_buffers, restore_generators
 
 
 def reconstructs(model: nn.Module) -> bool:
@@ -56,7 +56,7 @@ def gradients(model: nn.Module, losses: Callable[[], Iterable[Tensor]], *, store
     stores = [chain.store for chain in chains]
     total: list[Tensor] = []
     try:
-        with restored_buffers(model), restored_generators(model):
+        with restore_buffers(model), restore_generators(model):
             for chain in chains:
                 chain.store = chain.store or store
             for loss in losses():

@@ -198,7 +198,7 @@ class StopSignals:
 
 
 @contextmanager
-def ending_workers(stop_workers: Callable[[], object]) -> Iterator[None]:
+def end_workers_on_error(stop_workers: Callable[[], object]) -> Iterator[None]:
     """Calls ``stop_workers`` on an exception, and makes SIGTERM raise SystemExit.
 
     Otherwise hung workers would outlive the process or keep it from ending. Does not replace a user's handler for

@@ -55,7 +55,7 @@ def validate(
         with autocast(device, AMP_DTYPES[amp]):
             return at_least_float32(net(finished(images.to(device, non_blocking=True))))
 
-    with _evaluating(net), torch.inference_mode():
+    with _set_evaluation_mode(net), torch.inference_mode():
         for index, batch in enumerate(loader):
             targets = batch.targets.to(device, non_blocking=True)
             logits = protocol.logits(partial(forward, finished=batch.finished), batch.images)
@@ -75,7 +75,7 @@ def validate(
 
 
 @contextmanager
-def _evaluating(model: nn.Module) -> Iterator[None]:
+def _set_evaluation_mode(model: nn.Module) -> Iterator[None]:
     """Sets evaluation mode; restores the mode of each module on exit, because norms may be frozen."""
     modes = {module: module.training for module in model.modules()}
     model.eval()

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint as torch_checkpoint
 
 from zoo.ops.context import is_exporting, is_fx_proxy
-from zoo.ops.recomputation import ModuleState, Parameters, paused_statistics
+from zoo.ops.recomputation import ModuleState, Parameters, pause_statistics
 from zoo.torch_internals.dispatch import are_transforms_active
 
 
@@ -62,7 +62,7 @@ class _Run:
     def again(self) -> Iterator[None]:
         """Runs the module again with the recorded state. Raises RuntimeError if parameters or buffers were modified."""
         self.parameters.check()
-        with self.state.restored(), paused_statistics(self.module):
+        with self.state.restore(), pause_statistics(self.module):
             yield
 
 

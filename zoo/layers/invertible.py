@@ -44,7 +44,7 @@ from zoo.ops.inverse import (
     normalize_,
 )
 from zoo.ops.operators import at_least_float32
-from zoo.ops.recomputation import paused_statistics
+from zoo.ops.recomputation import pause_statistics
 from zoo.torch_internals.data import changed_methods, has_own_hooks, has_own_parameters
 
 torch.fx.wrap("call_norm")
@@ -339,7 +339,7 @@ class LayerwiseBlock(Coupling):
     def undo_(self, y: Tensor, dy: Tensor, saved: Any) -> tuple[Tensor, Tensor, Gradients]:
         """Return x and dx in the memory of y and dy, and parameter gradients; does not update running statistics."""
         (y1, y2), (dy1, dy2) = halves(y), halves(dy)
-        with paused_statistics(self):
+        with pause_statistics(self):
             gradients = _subtract_layers_(self.g, y1, y2, dy1, dy2)
             add_gradients(gradients, _subtract_layers_(self.f, y2, y1, dy2, dy1))
         return y, dy, gradients

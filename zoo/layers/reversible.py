@@ -21,7 +21,7 @@ from zoo.ops.context import is_fx_proxy
 from zoo.ops.grid import round_to_grid, sum_on_grid
 from zoo.ops.inverse import channel_pool, channel_unpool, halves
 from zoo.ops.pooling import memory_format_of
-from zoo.ops.recomputation import paused_statistics
+from zoo.ops.recomputation import pause_statistics
 from zoo.torch_internals.data import has_backward_hooks, leaves_of
 from zoo.torch_internals.dispatch import are_transforms_active
 
@@ -61,7 +61,7 @@ class ReversibleBlock(nn.Module):
     @torch.no_grad()
     def inverse(self, y1: Tensor, y2: Tensor) -> TensorPair:
         """Return (x1, x2) in new tensors; does not update running statistics."""
-        with paused_statistics(self):
+        with pause_statistics(self):
             x2 = y2 - _run_branch(self.g, y1, self.grid_bits)
             return y1 - _run_branch(self.f, x2, self.grid_bits), x2
 
@@ -154,7 +154,7 @@ def subtract_branch(
         # Autograd runs these hooks on the gradients that the chain returns; they must not run twice.
         parameters = {name: p.detach().requires_grad_() for name, p in trained.items()}
     leaves = tuple(source.detach().requires_grad_() for source in sources)
-    with paused_statistics(branch):
+    with pause_statistics(branch):
         with torch.enable_grad():
             added = branch(*leaves) if parameters is trained else functional_call(branch, parameters, leaves)
         _check_leaves(branch, added, (*leaves, *parameters.values()))
@@ -272,7 +272,7 @@ class ShiftBlock(nn.Module):
     @torch.no_grad()
     def inverse(self, y1: Tensor, y2: Tensor) -> TensorPair:
         """Return (x1, x2); does not update running statistics."""
-        with paused_statistics(self):
+        with pause_statistics(self):
             x2 = self._unpool(y1)
             return self._unpool(y2 - _on_grid(self.branch(x2), self.grid_bits)), x2
 

@@ -11,7 +11,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
 from zoo.errors import ConfigError
-from zoo.ops.recomputation import restored_buffers
+from zoo.ops.recomputation import restore_buffers
 from zoo.remat.cost import CONTRACTIONS, CONVOLUTION
 
 Contexts = tuple[AbstractContextManager[Any], AbstractContextManager[Any]]
@@ -25,7 +25,7 @@ def checkpoint_blocks(model: nn.Module) -> nn.Module:
 
     Raises ConfigError if `blocks_of` finds no blocks.
     """
-    return _checkpointed(model, lambda block: (nullcontext(), restored_buffers(block)))
+    return _checkpointed(model, lambda block: (nullcontext(), restore_buffers(block)))
 
 
 def checkpoint_blocks_selectively(model: nn.Module) -> nn.Module:
@@ -78,5 +78,5 @@ def _checkpoint(forward: Callable[..., Any], contexts: Callable[[], Contexts], *
 
 @contextmanager
 def _recomputation(block: nn.Module, inner: AbstractContextManager[Any]) -> Iterator[None]:
-    with restored_buffers(block), inner:
+    with restore_buffers(block), inner:
         yield

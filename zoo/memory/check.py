@@ -34,7 +34,7 @@ from zoo.memory.trial import (
     trained_outputs,
 )
 from zoo.memory.values import Difference, Value, difference, value_of
-from zoo.ops.recomputation import restored_generators
+from zoo.ops.recomputation import restore_generators
 from zoo.remat.lean import lean
 from zoo.tables import counted
 
@@ -164,7 +164,7 @@ def check(
     if steps < 1:
         raise ConfigError(f"steps={steps} compares nothing", WHERE, "use at least 1")
     _check_trainable(model, inputs, keywords)
-    with progress(WHERE) as show, restored_generators(model):
+    with progress(WHERE) as show, restore_generators(model):
         show("other batches")
         run = _Run.of(model, (inputs, keywords), loss, steps)
         run.optimizer = optimizer
@@ -196,7 +196,7 @@ def check(
 
 def compare(model: nn.Module, images: Tensor, variant: Variant) -> Check:
     """Return the result of `check` for the first step, without the place of a difference, bytes and times."""
-    with restored_generators(model):
+    with restore_generators(model):
         return _Run(model, [[((images,), {})]], default_loss).compared(variant, places=False)
 
 
@@ -227,7 +227,7 @@ class _Run:
     def of(cls, model: nn.Module, batch: ModelInputs, loss: Callable[[Any], Tensor] | None, steps: int) -> _Run:
         """Return a run of steps with batches that differ as far as the network and the loss accept them."""
         run = cls(model, [[batch]], partial(_scalar, loss or _default_loss))
-        with restored_generators(model):
+        with restore_generators(model):
             if not run.forward_of(copy.deepcopy(model))().requires_grad:
                 raise ConfigError("the loss does not require gradients", WHERE, "train some of the parameters")
         fixed = []
@@ -250,7 +250,7 @@ class _Run:
     def _accepts(self, batch: ModelInputs, training: bool = True) -> bool:
         """Return whether the network accepts a batch between two given ones, whose sizes it may have stored."""
         model, given = copy.deepcopy(self.model), self.steps[0][0]
-        with restored_generators(self.model), torch.set_grad_enabled(training):
+        with restore_generators(self.model), torch.set_grad_enabled(training):
             try:
                 if training:
                     for args, keywords in map(copied, (given, batch, given)):
@@ -330,7 +330,7 @@ class _Run:
 
     def _built(self, build: Variant, model: nn.Module) -> nn.Module:
         """Return the variant of a copy of the network."""
-        with restored_generators(self.model):  # a variant may draw random numbers when it is built
+        with restore_generators(self.model):  # a variant may draw random numbers when it is built
             twin = build(model)
         if not isinstance(twin, nn.Module):
             kind = type(twin).__name__
@@ -361,7 +361,7 @@ class _Run:
     @contextmanager
     def _prepared(self, scenario: Scenario) -> Iterator[None]:
         """Return a context for a scenario that restores what training changes beside the copies."""
-        with restored_generators(self.model), warnings.catch_warnings():
+        with restore_generators(self.model), warnings.catch_warnings():
             if scenario is not STEPS:  # the user may not train in this way
                 warnings.simplefilter("ignore")
             yield

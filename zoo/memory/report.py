@@ -23,7 +23,7 @@ from zoo.memory.progress import progress
 from zoo.memory.release import OptimizerTwin
 from zoo.memory.trial import NoGradientsError, Timeline, Trial
 from zoo.ops.meta_attention import kernel_device, meta_attention
-from zoo.ops.recomputation import restored_generators
+from zoo.ops.recomputation import restore_generators
 from zoo.remat.budget import Budget, parse_limit
 from zoo.tables import Cell, markdown_table
 
@@ -287,7 +287,7 @@ def memory_report(
     trial = Trial(model, (inputs, named_inputs), "zoo.memory_report", twin)
     plain = lean = checkpointed = with_budget = None
     with (
-        progress("zoo.memory_report") as show, restored_generators(model), torch.enable_grad(), meta_attention(),
+        progress("zoo.memory_report") as show, restore_generators(model), torch.enable_grad(), meta_attention(),
         _hint_for_dict(model, inputs, named_inputs),
     ):  # fmt: skip
         with suppress(NoGradientsError):

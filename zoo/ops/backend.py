@@ -88,7 +88,7 @@ def name_for(device: torch.device) -> str:
 
 
 @contextmanager
-def forced(name: str) -> Iterator[None]:
+def force_back_end(name: str) -> Iterator[None]:
     """Uses the back end ``name``, a value of ZOO_KERNELS, within the block."""
     global _chosen, _wanted
     before = _chosen, _wanted

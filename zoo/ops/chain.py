@@ -250,7 +250,7 @@ class _Chain(torch.autograd.Function):
                     if random_state is not None:
                         random_state.restore()
                     seen_by_caller &= storage_ids((*ys, *grads))  # must not be overwritten
-                    with module_state.restored():
+                    with module_state.restore():
                         ys, grads, of_parameters = place.link.reverse(ys, grads, may_overwrite=not seen_by_caller)
                     add_gradients(gradients, of_parameters)
                     if true_inputs is not None:

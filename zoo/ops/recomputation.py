@@ -4,10 +4,10 @@
 | --- | --- | --- |
 | attributes, buffers and generators of user modules | `ModuleState`: are as before forward | chains, checkpoints |
 | parameters | `Parameters`: must be unchanged | chains, checkpoints |
-| running statistics of norms | `paused_statistics`: are not updated | chains, checkpoints |
-| all buffers | `restored_buffers`: are reset after the run | replicas, gradient angles, reports |
+| running statistics of norms | `pause_statistics`: are not updated | chains, checkpoints |
+| all buffers | `restore_buffers`: are reset after the run | replicas, gradient angles, reports |
 | generators, autocast | `RandomState`, `Autocast`: are as in forward | chains |
-| | `restored_generators`: are reset after the run | gradient angles, checks, reports |
+| | `restore_generators`: are reset after the run | gradient angles, checks, reports |
 
 A chain (`zoo.ops.chain`) and a checkpoint (`zoo.layers.checkpointing`) run modules again in backward. The modules must
 read the same state as in forward, and state that forward advances (the vectors of spectral norm, the ranges of an
@@ -31,7 +31,7 @@ from torch.utils.checkpoint import set_device_states
 
 from zoo.torch_internals.data import NormBase, has_hooks, is_alias_of, is_same_view, is_wrapper, version_of
 
-#: The buffers of norms. The recomputation pauses their updates (`paused_statistics`) and, in training, does not read
+#: The buffers of norms. The recomputation pauses their updates (`pause_statistics`) and, in training, does not read
 #: them.
 RUNNING_STATISTICS = frozenset(("running_mean", "running_var", "num_batches_tracked"))
 
@@ -57,7 +57,7 @@ class ModuleState:
     A repetition sees the values from before the first run. Afterwards, the current values are restored, so that state
     advances once per forward pass.
 
-    Modules of torch and of this package are skipped: among them only norms have state, and `paused_statistics` covers
+    Modules of torch and of this package are skipped: among them only norms have state, and `pause_statistics` covers
     it. Modules with hooks or other buffers, and modules of users' classes, are not skipped.
     """
 
@@ -100,7 +100,7 @@ class ModuleState:
         self._names = []
 
     @contextmanager
-    def restored(self) -> Iterator[None]:
+    def restore(self) -> Iterator[None]:
         """Sets the values from before the run within the block, where modules may change them. Reusable.
 
         Exchanges tensors instead of overwriting them, so that graphs that have saved them stay valid. Raises
@@ -185,7 +185,7 @@ def _assign(names: dict[str, Any], name: str, value: Any) -> None:
 
 
 @contextmanager
-def restored_buffers(module: nn.Module) -> Iterator[None]:
+def restore_buffers(module: nn.Module) -> Iterator[None]:
     """Restores the buffers of ``module`` on exit, so that a recomputation does not update statistics.
 
     Restores the tensor of each name, and the memory, size and dtype of each tensor (`Tensor.resize_`, `Tensor.set_` and
@@ -210,10 +210,10 @@ def restored_buffers(module: nn.Module) -> Iterator[None]:
 
 
 @contextmanager
-def paused_statistics(module: nn.Module) -> Iterator[None]:
+def pause_statistics(module: nn.Module) -> Iterator[None]:
     """Stops the norms of ``module`` from updating their running statistics.
 
-    Unlike `restored_buffers`, it does not modify buffers that the graph of the recomputation has saved, so that
+    Unlike `restore_buffers`, it does not modify buffers that the graph of the recomputation has saved, so that
     backward may run after the block has ended.
     """
     norms = [norm for norm in module.modules() if isinstance(norm, NormBase)]
@@ -269,7 +269,7 @@ class RandomState(NamedTuple):
 
 
 @contextmanager
-def restored_generators(module: nn.Module) -> Iterator[None]:
+def restore_generators(module: nn.Module) -> Iterator[None]:
     """Restores the random generators of torch, numpy and Python on exit.
 
     Torch's generators are those of the CPU and of the CUDA devices that hold parameters of ``module``.

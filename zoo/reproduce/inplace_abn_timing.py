@@ -46,7 +46,7 @@ def measure_overheads(
     """
     keep_heap()
     seconds = {}
-    with one_thread():
+    with use_one_thread():
         clock = Clock(torch.device("cpu"))
         for name, (channels, side) in modules.items():
             x, dout = torch.randn(2, batch, channels, side, side).unbind()
@@ -58,7 +58,7 @@ def measure_overheads(
 
 
 @contextmanager
-def one_thread() -> Iterator[None]:
+def use_one_thread() -> Iterator[None]:
     """Uses a single thread, because its CPU time is hardly affected by other programs."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)

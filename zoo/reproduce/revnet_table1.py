@@ -222,14 +222,14 @@ def measure_cost(strategy: Callable[[Sequence[nn.Module]], nn.Module], depth: in
     chain = strategy(blocks).train()
     init_weights(chain)
     x = torch.randn(BATCH, 2 * HALF_CHANNELS, SIZE, SIZE)
-    with counted_calls(blocks) as calls:
+    with count_calls(blocks) as calls:
         chain(x).square().mean().backward()
     memory = measure_memory(lambda: chain(x).square().mean(), chain.parameters(), warmup=0)
     return Cost(memory.peak_without_gradients, len(calls) / (2 * depth))
 
 
 @contextmanager
-def counted_calls(blocks: Sequence[nn.Module]) -> Iterator[list[str]]:
+def count_calls(blocks: Sequence[nn.Module]) -> Iterator[list[str]]:
     """Yields a list; each call of a block's F or G appends an entry."""
     calls: list[str] = []
 

@@ -35,7 +35,7 @@ def log_folder(folder: Path, process: Process, *, continues: bool) -> Iterator[N
     with ExitStack() as stack:
 
         def claim() -> None:
-            with writable(folder):
+            with report_write_errors(folder):
                 folder.mkdir(parents=True, exist_ok=True)
                 try:
                     stack.enter_context(file_lock(folder / LOCK_FILE, timeout_s=0))
@@ -50,7 +50,7 @@ def log_folder(folder: Path, process: Process, *, continues: bool) -> Iterator[N
 
 
 @contextmanager
-def writable(folder: Path) -> Iterator[None]:
+def report_write_errors(folder: Path) -> Iterator[None]:
     """Converts an OSError while a log is written to a ConfigError."""
     try:
         yield

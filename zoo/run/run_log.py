@@ -31,7 +31,7 @@ from zoo.files import flush_to_disk, write_json
 from zoo.models.classifier import classifier_parameters
 from zoo.run.console import PlainFormatter, Progress
 from zoo.run.environment import describe_environment
-from zoo.run.log_folder import METRICS_FILE, SETTINGS_FILE, writable
+from zoo.run.log_folder import METRICS_FILE, SETTINGS_FILE, report_write_errors
 from zoo.tables import counted
 from zoo.tasks import task_of
 
@@ -163,7 +163,7 @@ class RunLog:
         self._metrics: JsonLines | None = None
         self._start_s: float | None = None
         self._has_lost = False
-        with writable(log_dir), ExitStack() as opened:
+        with report_write_errors(log_dir), ExitStack() as opened:
             log_dir.mkdir(parents=True, exist_ok=True)
             self._text = TextLog(log_dir / f"training_{rank}.log")
             opened.callback(self._text.close)
@@ -207,7 +207,7 @@ class RunLog:
         """
         if not self._is_main:
             return
-        with writable(self._log_dir):
+        with report_write_errors(self._log_dir):
             write_json(self._log_dir / SETTINGS_FILE, self._config.model_dump(mode="json"))
         self.record(
             "resume" if step else "start",
@@ -218,7 +218,7 @@ class RunLog:
             environment=describe_environment(device),
         )
         self._start_s = time.monotonic()
-        with writable(self._log_dir):
+        with report_write_errors(self._log_dir):
             self._board = Board(self._log_dir, self._config, step)
 
     def record(self, event: str, **fields: Any) -> None:

@@ -18,7 +18,7 @@ from zoo.data.sources.location import DataName, parse_data_path
 from zoo.engine.consistency import SHOWN_DIGITS, check_same_on_all_ranks, dataset_fingerprint, environment_fingerprint
 from zoo.engine.digest import digest
 from zoo.engine.process import Process
-from zoo.engine.stop import ending_workers
+from zoo.engine.stop import end_workers_on_error
 from zoo.engine.task import EvalProtocol, Result
 from zoo.engine.validation import validate
 from zoo.errors import ConfigError, escape, join_names
@@ -121,7 +121,7 @@ def score(
                 each(batch, logits)
 
         with (
-            ending_workers(loader.stop_workers),
+            end_workers_on_error(loader.stop_workers),
             Progress(protocol.name, len(loader), show=process.is_main, every=log_every) as progress,
         ):
             result = validate(

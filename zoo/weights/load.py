@@ -56,16 +56,16 @@ def load_state_dict(model: nn.Module, state_dict: Mapping[str, Tensor], *, sourc
     Raises WeightsError and leaves the model unchanged if another key is missing or unexpected, if a shape or a kind of
     number differs, or if a tensor is sparse, quantized or nested.
     """
-    of_network = model.state_dict()
+    model_state = model.state_dict()
     state_dict = _checked(model, state_dict, source)
-    used, complete, classifier = _matched(model, of_network, state_dict, source)
+    used, complete, classifier = _matched(model, model_state, state_dict, source)
     # Everything that can fail comes before the first change to the network.
-    of_file = {key: tensor.to(of_network[key].dtype) for key, tensor in used.items()}
-    model.load_state_dict(complete | of_file)
-    report = LoadReport(source, len(of_file), classifier)
+    file_state = {key: tensor.to(model_state[key].dtype) for key, tensor in used.items()}
+    model.load_state_dict(complete | file_state)
+    report = LoadReport(source, len(file_state), classifier)
     network = _family_of(model)
-    log_classifier(report, count_outputs(state_dict, network, source), count_outputs(of_network, network, source))
-    _warn_of_negative_scales(model, of_file, source)
+    log_classifier(report, count_outputs(state_dict, network, source), count_outputs(model_state, network, source))
+    _warn_of_negative_scales(model, file_state, source)
     return report
 
 
@@ -128,9 +128,9 @@ def _checked(model: nn.Module, state_dict: Mapping[str, Tensor], source: str) ->
 
 
 def _matched(
-    model: nn.Module, of_network: Mapping[str, Tensor], state_dict: Mapping[str, Tensor], source: str
+    model: nn.Module, model_state: Mapping[str, Tensor], state_dict: Mapping[str, Tensor], source: str
 ) -> tuple[dict[str, Tensor], dict[str, Tensor], ClassifierOutcome]:
-    """Match a file's state dict with ``of_network``, the state dict of ``model``.
+    """Match a file's state dict with ``model_state``, the state dict of ``model``.
 
     Returns the tensors of the file that are used; the same tensors, completed with the network's own tensors and with
     counters of 0; and ``classifier`` of `LoadReport`. Raises WeightsError for differences.
@@ -139,23 +139,23 @@ def _matched(
     network = _family_of(model)
     root = network.classifier_name.partition(".")[0]
     # A backbone may lack the whole head that contains the classifier.
-    has_root = any(key.startswith(f"{root}.") for key in of_network)
+    has_root = any(key.startswith(f"{root}.") for key in model_state)
     prefix = f"{network.classifier_name if has_root else root}."
-    classifier = _compare_classifiers(state_dict, of_network, prefix, network.linear_name)
+    classifier = _compare_classifiers(state_dict, model_state, prefix, network.linear_name)
     unused = () if classifier in ("loaded", "none") else (prefix,)
-    of_file = {key: tensor for key, tensor in state_dict.items() if not key.startswith(unused)}
-    unchanged = {key: tensor for key, tensor in of_network.items() if key.startswith(unused)}
-    counters = {key: torch.zeros_like(tensor) for key, tensor in of_network.items() if key.endswith(COUNTER)}
-    complete = counters | of_file | unchanged
-    _check_same(complete, of_network, model, source)
-    return of_file, complete, classifier
+    file_state = {key: tensor for key, tensor in state_dict.items() if not key.startswith(unused)}
+    unchanged = {key: tensor for key, tensor in model_state.items() if key.startswith(unused)}
+    counters = {key: torch.zeros_like(tensor) for key, tensor in model_state.items() if key.endswith(COUNTER)}
+    complete = counters | file_state | unchanged
+    _check_same(complete, model_state, model, source)
+    return file_state, complete, classifier
 
 
-def _refuse_odd_tensors(of_file: Mapping[str, Tensor], source: str) -> None:
+def _refuse_odd_tensors(file_state: Mapping[str, Tensor], source: str) -> None:
     """Raise WeightsError for tensors that a network cannot hold, such as sparse or quantized tensors."""
     odd = [
         f"{key} ({tensor.dtype}, {tensor.layout})"
-        for key, tensor in of_file.items()
+        for key, tensor in file_state.items()
         if tensor.is_nested or tensor.is_meta or tensor.layout != torch.strided or tensor.dtype not in PLAIN_DTYPES
     ]
     if odd:
@@ -165,71 +165,75 @@ def _refuse_odd_tensors(of_file: Mapping[str, Tensor], source: str) -> None:
 
 
 def _compare_classifiers(
-    of_file: Mapping[str, Tensor], of_network: Mapping[str, Tensor], prefix: str, linear_name: str
+    file_state: Mapping[str, Tensor], model_state: Mapping[str, Tensor], prefix: str, linear_name: str
 ) -> ClassifierOutcome:
     """Decide what to do with the classifier of the file. Its keys begin with ``prefix``."""
-    own, others = ({key for key in keys if key.startswith(prefix)} for keys in (of_network, of_file))
+    own, others = ({key for key in keys if key.startswith(prefix)} for keys in (model_state, file_state))
     if not own:
         return "dropped" if others else "none"
-    differs = own == others and _differ_in_classes_only(of_file, of_network, linear_name)
+    differs = own == others and _differ_in_classes_only(file_state, model_state, linear_name)
     return "kept" if differs else "loaded"
 
 
-def _differ_in_classes_only(of_file: Mapping[str, Tensor], of_network: Mapping[str, Tensor], linear_name: str) -> bool:
+def _differ_in_classes_only(
+    file_state: Mapping[str, Tensor], model_state: Mapping[str, Tensor], linear_name: str
+) -> bool:
     key, bias = f"{linear_name}.weight", f"{linear_name}.bias"
-    if key not in of_network:
+    if key not in model_state:
         return False
-    weight, own_weight = of_file[key], of_network[key]
-    if bias in of_network and of_file[bias].shape != weight.shape[:1]:
+    weight, own_weight = file_state[key], model_state[key]
+    if bias in model_state and file_state[bias].shape != weight.shape[:1]:
         return False
     return weight.shape[1:] == own_weight.shape[1:] and weight.shape != own_weight.shape
 
 
-def _check_same(of_file: Mapping[str, Tensor], of_network: Mapping[str, Tensor], model: nn.Module, source: str) -> None:
+def _check_same(
+    file_state: Mapping[str, Tensor], model_state: Mapping[str, Tensor], model: nn.Module, source: str
+) -> None:
     """Raise a WeightsError that names all differences, grouped by kind."""
-    common = [key for key in of_network if key in of_file]
+    common = [key for key in model_state if key in file_state]
     differences = {
-        "missing in the file": [key for key in of_network if key not in of_file],
-        "unknown to the network": [key for key in of_file if key not in of_network],
+        "missing in the file": [key for key in model_state if key not in file_state],
+        "unknown to the network": [key for key in file_state if key not in model_state],
         "of another shape": [
-            f"{key}: {tuple(of_file[key].shape)} in the file, {tuple(of_network[key].shape)} in the network"
+            f"{key}: {tuple(file_state[key].shape)} in the file, {tuple(model_state[key].shape)} in the network"
             for key in common
-            if of_file[key].shape != of_network[key].shape
+            if file_state[key].shape != model_state[key].shape
         ],
         "of another kind of number": [
-            f"{key}: {of_file[key].dtype} in the file, {of_network[key].dtype} in the network"
+            f"{key}: {file_state[key].dtype} in the file, {model_state[key].dtype} in the network"
             for key in common
-            if _kind(of_file[key]) != _kind(of_network[key])
+            if _kind(file_state[key]) != _kind(model_state[key])
         ],
     }
     if not any(differences.values()):
         return
     lines = [f"{source}: does not fit {type(model).__name__}, which was not changed:"]
     lines += [f"  {kind} ({len(keys)}): {join_names(keys, MAX_KEYS)}" for kind, keys in differences.items() if keys]
-    raise WeightsError("\n".join([*lines, f"  {_advice(of_file, of_network, model)}"]))
+    raise WeightsError("\n".join([*lines, f"  {_advice(file_state, model_state, model)}"]))
 
 
-def _advice(of_file: Mapping[str, Tensor], of_network: Mapping[str, Tensor], model: nn.Module) -> str:
+def _advice(file_state: Mapping[str, Tensor], model_state: Mapping[str, Tensor], model: nn.Module) -> str:
     """Return the remedy for a file that does not fit."""
-    if is_segmentation(of_file) and not is_segmentation(of_network):
+    if is_segmentation(file_state) and not is_segmentation(model_state):
         return (
             "these are the weights of a segmentation network, with a body and a head: pass them to deeplab_* or "
             "pyramid_*"
         )
-    if is_segmentation(of_network) and not is_segmentation(of_file):
+    if is_segmentation(model_state) and not is_segmentation(file_state):
         return (
             "these are not the weights of a segmentation network, with a body and a head: if they belong to its body, "
             "pass them as body_weights to zoo.get"
         )
-    if "layer1.0.conv1.weight" in of_file and "layer1.0.conv1.weight" not in of_network:
+    if "layer1.0.conv1.weight" in file_state and "layer1.0.conv1.weight" not in model_state:
         return (
             "these are the keys of a torchvision ResNet: convert the file with `zoo convert from-torchvision SOURCE "
             "TARGET --arch NAME`, and pass TARGET, which records that its activation is relu; in Python, "
             "zoo.convert.from_torchvision converts a state dict"
         )
-    unknown = [key for key in of_file if key not in of_network]
+    unknown = [key for key in file_state if key not in model_state]
     prefix = f"{unknown[0].partition('.')[0]}." if unknown else ""
-    if prefix and all(key.startswith(prefix) and key.removeprefix(prefix) in of_network for key in unknown):
+    if prefix and all(key.startswith(prefix) and key.removeprefix(prefix) in model_state for key in unknown):
         return (
             f"the keys have the prefix {prefix!r} of a module around the network, such as Lightning's: save the "
             "state dict of the network inside of it"
@@ -255,9 +259,9 @@ def log_classifier(report: LoadReport, num_in_file: int, num_own: int) -> None:
         )  # fmt: skip
 
 
-def _warn_of_negative_scales(model: nn.Module, of_file: Mapping[str, Tensor], source: str) -> None:
+def _warn_of_negative_scales(model: nn.Module, file_state: Mapping[str, Tensor], source: str) -> None:
     norms = [name for name, module in model.named_modules() if isinstance(module, InPlaceABN)]
-    scales = [of_file[key] for name in norms if (key := f"{name}.weight".removeprefix(".")) in of_file]
+    scales = [file_state[key] for name in norms if (key := f"{name}.weight".removeprefix(".")) in file_state]
     num_negative = sum(int((scale < 0).sum()) for scale in scales)
     if num_negative:
         logger.warning(

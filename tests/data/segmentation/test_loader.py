@@ -130,7 +130,7 @@ def test_edited_file_changes_digest_of_sizes(data: Path, file: str) -> None:
 def test_classes_can_be_numbered_as_networks_outputs(data: Path) -> None:
     loader = build_segmentation_val_loader(data, experiment())
     before = [batch.targets for batch in loader]
-    loader.dataset.number_classes([2, 0, 1])
+    loader.dataset.remap_targets([2, 0, 1])
     renumbered = torch.tensor([2, 0, 1] + [IGNORE] * 253)
     for batch, targets in zip(loader, before, strict=True):
         assert torch.equal(batch.targets, renumbered[targets])

@@ -15,7 +15,7 @@ from tests.data.sample_images import random_image
 from tests.refusals import refused
 from zoo.config.experiment import Input
 from zoo.config.parse import parse_experiment
-from zoo.data.seeding import seeded_global_generators
+from zoo.data.seeding import seed_global_generators
 from zoo.data.transforms.classification import TrainTransform
 from zoo.data.transforms.pixels import PILPixels
 from zoo.data.transforms.policies import Policy
@@ -52,7 +52,7 @@ def test_augmentations_equal_torchvisions(name: str) -> None:
     image, changed = random_image(0, width=40, height=30), 0
     for seed in range(12):
         ours = policy(_tensor(image), Random(seed))
-        with seeded_global_generators(Random(seed)):
+        with seed_global_generators(Random(seed)):
             assert torch.equal(ours, _tensor(reference(image)))
         changed += not torch.equal(ours, _tensor(image))
     assert changed >= 8
@@ -77,7 +77,7 @@ def test_policies_named_after_timm_equal_timms(aa: str, interpolation: str) -> N
     changed = 0
     for seed in range(12):
         ours = policy(_tensor(image), Random(seed))
-        with seeded_global_generators(Random(seed)):
+        with seed_global_generators(Random(seed)):
             assert torch.equal(ours, _tensor(stages[1](image)))
         changed += not torch.equal(ours, _tensor(image))
     assert changed >= 3
@@ -88,7 +88,7 @@ def test_number_is_strength_of_torchvisions_color_jitter() -> None:
     policy = Policy(_input(augment_train="trivialaugment", color_jitter_train=0.3))
     for seed in range(4):
         ours = policy(_tensor(image), Random(seed))
-        with seeded_global_generators(Random(seed)):
+        with seed_global_generators(Random(seed)):
             assert torch.equal(ours, _tensor(v2.ColorJitter(0.3, 0.3, 0.3)(v2.TrivialAugmentWide()(image))))
     assert Policy(_input(color_jitter_train=True)).transforms == []
     assert Policy(_input(color_jitter_train=0)).transforms == []

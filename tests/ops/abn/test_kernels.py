@@ -31,5 +31,5 @@ def test_every_kernel_of_the_reference_is_documented():
 def test_tensor_gets_kernels_of_back_end_of_its_device():
     x = torch.zeros(1, 1)
     assert kernels_for(x) is KERNELS[backend.name_for(x.device)]
-    with backend.forced("reference"):
+    with backend.force_back_end("reference"):
         assert type(kernels_for(x)) is ReferenceKernels

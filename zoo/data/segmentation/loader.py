@@ -62,7 +62,7 @@ class LabeledFolder(ImageDataset):
         self._labels = np.array([os.fsencode(name) for name in found.labels])
         self._table = found.table
 
-    def number_classes(self, numbers: Sequence[int]) -> None:
+    def remap_targets(self, numbers: Sequence[int]) -> None:
         """Set the target of class i to ``numbers[i]``, before any image is drawn."""
         is_class = (self._table >= 0) & (self._table != self._ignore_label)
         self._table = self._table.copy()

@@ -17,7 +17,7 @@ import numpy as np
 
 from zoo.config.limits import MAX_IMAGE_BYTES
 from zoo.errors import DataError, truncate
-from zoo.files import replacing
+from zoo.files import replace_file
 
 COLUMNS = {
     "names": "S", "targets": "i", "shards": "i", "offsets": "i", "lengths": "i", "label_offsets": "i",
@@ -93,7 +93,7 @@ def index_path(root: Path) -> Path:
 def write_index(path: Path, header: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> None:
     """Write an index with a JSON ``header`` and one-dimensional arrays. Raises DataError if it cannot be written."""
     try:
-        with replacing(path) as temporary, temporary.open("wb") as file:
+        with replace_file(path) as temporary, temporary.open("wb") as file:
             np.savez(file, header=np.array(json.dumps(header).encode()), **arrays)  # type: ignore[arg-type]
     except OSError as error:
         remedy = "free disk space, or make the folder writable"

@@ -23,7 +23,7 @@ from zoo.data.sources.index import Index, parse_index
 from zoo.data.sources.location import RemoteFolder, is_web_address
 from zoo.data.sources.shards import Shards
 from zoo.errors import DataError, connection_reason, escape
-from zoo.files import cache_dir, file_lock, is_offline, remove_leftovers, replacing, retry
+from zoo.files import cache_dir, file_lock, is_offline, remove_leftovers, replace_file, retry
 from zoo.tables import bytes_text, counted
 
 logger = logging.getLogger(__name__)
@@ -82,7 +82,7 @@ def _fetch(address: RemoteFolder, size: int, path: Path) -> None:
         if path.exists():
             return
         remove_leftovers(path)
-        with replacing(path) as temporary, _open(address) as source, temporary.open("wb") as file:
+        with replace_file(path) as temporary, _open(address) as source, temporary.open("wb") as file:
             shutil.copyfileobj(source, file)
             if file.tell() != size:
                 raise DataError(f"the shard has {file.tell():,} bytes, and its index says {size:,}")

@@ -27,7 +27,7 @@ from zoo.data.reading import (
     EXTENSIONS,
     delivered,
     is_of_file_system,
-    naming,
+    name_faults,
     read_bytes,
     read_names,
     unreachable,
@@ -108,7 +108,7 @@ class Shards:
         arrays = self._index.arrays
         image = _Member(int(arrays["offsets"][index]), int(arrays["lengths"][index]))
         label = _Member(int(arrays["label_offsets"][index]), int(arrays["label_lengths"][index]))
-        with naming(escape(os.path.join(self.root, os.fsdecode(self.names[index]))), "an image"):
+        with name_faults(escape(os.path.join(self.root, os.fsdecode(self.names[index]))), "an image"):
             path = os.path.join(self._folder, self._index.header["shards"][self._shards[index]][0])
 
             def read() -> tuple[bytes, bytes]:

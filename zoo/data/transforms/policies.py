@@ -15,7 +15,7 @@ from torch import Tensor
 from torchvision.transforms import AutoAugmentPolicy, InterpolationMode, v2
 
 from zoo.config.experiment import TIMM_POLICY, Input
-from zoo.data.seeding import seeded_global_generators
+from zoo.data.seeding import seed_global_generators
 from zoo.errors import ConfigError
 
 POLICIES: dict[str, Callable[..., Any]] = {
@@ -45,7 +45,7 @@ class Policy:
         if pixels.is_floating_point():
             pixels = pixels.mul(255).round().to(torch.uint8)
         image = Image.fromarray(pixels.permute(1, 2, 0).contiguous().numpy())
-        with seeded_global_generators(generator):
+        with seed_global_generators(generator):
             for transform in self.transforms:
                 image = transform(image)
         return torch.from_numpy(np.array(image)).permute(2, 0, 1)
