@@ -22,7 +22,7 @@ torch.set_num_threads(1)
 
 @pytest.fixture(autouse=True, scope="module")
 def _frozen_heap() -> None:
-    """Planning collects garbage around each step that it measures, and need not search what earlier tests imported."""
+    """Freeze the heap, because planning collects garbage around each measured step."""
     gc.collect()
     gc.freeze()
 
@@ -42,7 +42,7 @@ def small_networks() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def _restored_logger() -> Iterator[None]:
-    """Commands set up the package's logger; each test finds it as it was."""
+    """Restore the package's logger after each test, because commands configure it."""
     logger = logging.getLogger("zoo")
     before = logger.handlers, logger.level
     yield

@@ -1,4 +1,4 @@
-"""The activated batch norm as its formula says, in operations that autograd differentiates by itself."""
+"""The formula of the activated batch norm in operations that autograd differentiates."""
 
 from __future__ import annotations
 

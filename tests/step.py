@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 
 def loss_of(output: Tensor | list[Tensor]) -> Tensor:
-    """Return a loss, at least in float32, whose gradient does not vanish behind a norm."""
+    """Return a loss, at least in float32, whose gradient does not vanish after a norm."""
     losses = []
     for each in output if isinstance(output, list) else [output]:
         each = each.to(torch.promote_types(each.dtype, torch.float32))

@@ -1,4 +1,4 @@
-"""The bundled experiment files and the index of published weights say the same as the original project."""
+"""The bundled experiments and the index of published weights agree with the original project."""
 
 import json
 from importlib.util import find_spec
@@ -121,7 +121,7 @@ def test_files_of_original_project_from_before_june_2019_load(tmp_path: Path, ca
 
 
 def test_bundled_experiments_load_without_notices(caplog: pytest.LogCaptureFixture) -> None:
-    """What the package says of its own files, no user can mend."""
+    """Users cannot act on notices about bundled files."""
     with caplog.at_level("INFO", "zoo"):
         for path in experiments_dir().glob("*.json"):
             load_experiment(path)

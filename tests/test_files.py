@@ -1,4 +1,4 @@
-"""Files are whole or not there."""
+"""Files are written completely or not at all."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_experiment_is_read_in_encodings_of_editors(tmp_path: Path, encoding: st
 
 @pytest.fixture
 def homeless(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A user of whom neither HOME nor the password database has a home folder."""
+    """A user without home folder in HOME and in the password database."""
 
     def fail(_: str) -> Any:
         raise KeyError("getpwuid(): uid not found: 54321")

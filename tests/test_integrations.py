@@ -1,4 +1,4 @@
-"""Lean and in-place networks train with Accelerate and Lightning, and resume with the bits of an uninterrupted run."""
+"""Lean and in-place networks train with Accelerate and Lightning, and resume bit-identically."""
 
 from __future__ import annotations
 

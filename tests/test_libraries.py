@@ -1,4 +1,4 @@
-"""Networks and trainers of other packages train with the bits of plain training when they are lean, and hold less."""
+"""Lean networks in trainers of other packages are bit-identical to plain training and hold less."""
 
 from __future__ import annotations
 

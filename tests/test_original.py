@@ -1,4 +1,4 @@
-"""What the original project offered its users works: its command lines, with their options and their files."""
+"""The command lines of the original project work, with their options and files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `import zoo` shows: names for completion, a version, types for checkers; and nothing is imported too early."""
+"""`import zoo` offers names for completion, a version and types, and imports nothing too early."""
 
 from __future__ import annotations
 

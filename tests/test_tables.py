@@ -1,4 +1,4 @@
-"""Tables are aligned Markdown, and a measured score stands beside the expected one of the same protocol."""
+"""Tables are aligned Markdown, and expected scores follow measured scores of the same protocol."""
 
 from __future__ import annotations
 

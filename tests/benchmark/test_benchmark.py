@@ -114,7 +114,7 @@ def test_steps_alternate_and_each_round_starts_with_different_step() -> None:
 
 @pytest.fixture
 def _no_inductor(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Compiling by inductor takes seconds a layer: what torch captures is run by torch itself."""
+    """Run captured graphs eagerly, because Inductor takes seconds per layer."""
     captured = strategies.lookup_backend("aot_eager_decomp_partition")
     monkeypatch.setattr(strategies, "lookup_backend", lambda name: captured)
 
@@ -328,7 +328,7 @@ def test_lean_rule_takes_every_budget() -> None:
 
 
 def front() -> dict[str, Any]:
-    """Points as crowded as in a real run."""
+    """Points as dense as in a real run."""
     results = Results("model", "zoo benchmark model x", CPU, {"threads": 1})
     case = Case("net", (2, 3, 8, 8), "float32", "contiguous")
     for index, strategy in enumerate(all_strategies([0.2, 0.5, 1.0])):

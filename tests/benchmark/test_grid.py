@@ -22,7 +22,7 @@ CPU = torch.device("cpu")
 
 
 class _Scale(nn.Module):
-    """Multiplies by another number in each call, so that backward cannot subtract what forward added."""
+    """Multiplies by a different number in each call, so that backward cannot invert forward."""
 
     def __init__(self, drift: float) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""The benchmark of lean networks tells bits, bytes and times, and survives networks that fail."""
+"""The benchmark of lean networks measures bits, bytes and times, and skips networks that fail."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_different_bits_are_reported(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 
 class UNet(nn.Module):
-    """Maps of falling size, and as many of rising size that are each joined with the one of their size."""
+    """Encoder and decoder; each decoder map is concatenated with the encoder map of its size."""
 
     def __init__(self, width: int = 8, depth: int = 3) -> None:
         super().__init__()
@@ -98,7 +98,7 @@ def twice(channels: int, width: int) -> nn.Module:
 
 
 def test_peak_of_u_net_exceeds_held_bytes_by_widest_gradients() -> None:
-    """Where the maps are largest, the values computed again and the gradients are alive at one time."""
+    """At the largest maps, recomputed tensors and gradients are alive at the same time."""
     model, images = UNet().to("meta"), torch.randn(2, 3, 64, 64, device="meta")
     plain = count_memory(lambda: model(images).square().mean(), model.parameters())
     lean(model)

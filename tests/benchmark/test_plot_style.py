@@ -1,4 +1,4 @@
-"""Plots have one legend or named points, and colors that can be read on white and on dark pages."""
+"""Plots have one legend or labeled points, and colors that are readable on white and dark pages."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ WHITE, DARK = "#ffffff", "#1e2029"  # the pages of the documentation
 
 
 def luminance(color: str) -> float:
-    """Return the relative luminance of the W3C's accessibility guidelines."""
+    """Return the relative luminance by the W3C's accessibility guidelines."""
     values = [int(color[start : start + 2], 16) / 255 for start in (1, 3, 5)]
     red, green, blue = (v / 12.92 if v <= 0.04045 else ((v + 0.055) / 1.055) ** 2.4 for v in values)
     return 0.2126 * red + 0.7152 * green + 0.0722 * blue

@@ -1,4 +1,4 @@
-"""The benchmark of whole steps: released gradients have the same bits, and leave the peak."""
+"""The benchmark of whole steps: releasing gradients is bit-identical and lowers the peak."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One tiny training run, made by the command line, that several tests look at."""
+"""One tiny training run of the command line, shared by several tests."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Run(NamedTuple):
 
 @pytest.fixture(scope="session")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Run:
-    """A run of two epochs of 3 steps on 24 images; 7 images to validate with."""
+    """A run of two epochs of 3 steps on 24 images, validated on 7 images."""
     root = tmp_path_factory.mktemp("run")
     config = root / "tiny.json"
     config.write_text(json.dumps(SETTINGS))
@@ -50,7 +50,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Run:
 
 @pytest.fixture(autouse=True)
 def _committed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Commands that warn of a checkout with changes do not, while somebody works on it; time stands still."""
+    """Commands see a clean checkout, whatever its state, and a constant time."""
     monkeypatch.setattr("zoo.run.environment.checkout_commit", lambda: "0" * 40)
     monkeypatch.setattr("zoo.run.environment.utc_now", lambda: "2026-01-02T03:04:05+00:00")
 

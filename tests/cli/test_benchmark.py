@@ -1,4 +1,4 @@
-"""``zoo benchmark`` measures, writes its files and says how to repeat it."""
+"""``zoo benchmark`` measures and writes its files, with the command that repeats it."""
 
 from __future__ import annotations
 

@@ -79,7 +79,7 @@ def test_file_without_network_description_asks_for_name(files, tmp_path, capsys)
 
 
 def test_checkpoint_is_exported_with_its_own_network(finished, tmp_path):
-    """In-place norms read scales as |w| + eps: taken for standard ones they would give another network."""
+    """In-place norms use scales |w| + eps: read as standard norms, the file would give another network."""
     assert run("export", finished.checkpoint, tmp_path / "x.pth") == 0
     images = torch.randn(2, 3, 10, 10)  # the crop of the run
     with torch.no_grad():

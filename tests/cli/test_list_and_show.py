@@ -1,4 +1,4 @@
-"""``zoo list`` and ``zoo show`` tell what the networks are, and ``zoo doctor`` what the machine is."""
+"""``zoo list`` and ``zoo show`` describe the networks, and ``zoo doctor`` the machine."""
 
 from __future__ import annotations
 

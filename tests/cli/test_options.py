@@ -1,4 +1,4 @@
-"""The options of the command line change only on purpose: they are written down in cli_options.json.
+"""The options of the command line equal cli_options.json, so that they change only on purpose.
 
 After a wanted change: python -m tests.golden
 """
@@ -24,7 +24,7 @@ def _commands() -> dict[str, argparse.ArgumentParser]:
 
 
 def _commands_of(parser: argparse.ArgumentParser) -> dict[str, argparse.ArgumentParser]:
-    """Return the commands of a parser by name, and theirs ("benchmark layer")."""
+    """Return the commands and subcommands of a parser by name, such as "benchmark layer"."""
     found = {}
     for action in parser._actions:
         if isinstance(action, argparse._SubParsersAction):

@@ -1,4 +1,4 @@
-"""Training starts from published weights, and from those of torchvision and timm, with the classes of the data."""
+"""Training starts from published weights of zoo, torchvision and timm, with the classes of the data."""
 
 from __future__ import annotations
 

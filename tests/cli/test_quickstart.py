@@ -1,4 +1,4 @@
-"""The quickstart trains once, and is scored again whenever it is asked for."""
+"""The quickstart trains once and is scored in every call."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ NAME = "resnet34_ipabn-sync_lr_512"
 
 
 class Brightness(nn.Module):
-    """Knows a bright image from a dark one, and says the opposite if ``wrong``."""
+    """Classifies images as bright or dark; inverts the answer if ``wrong``."""
 
     wrong = False
 
@@ -55,7 +55,7 @@ class Loads:
 
 @pytest.fixture
 def loads(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Loads:
-    """Let six images count as ImageNet, and a network that is always right as each published one."""
+    """Replace ImageNet by six images, and every published network by one that is always right."""
     shrink_imagenet(monkeypatch)
     monkeypatch.setenv("ZOO_CACHE", str(tmp_path / "cache"))
     loads = Loads()

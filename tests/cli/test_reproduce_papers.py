@@ -30,7 +30,7 @@ NUMBERS = {
 
 @pytest.fixture(autouse=True)
 def given(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """Let each paper have two items that take no time; return what the second one is given."""
+    """Give each paper two items that take no time; return the argument of the second item."""
     publish(monkeypatch, *(number for numbers in NUMBERS.values() for number in numbers))
     monkeypatch.setattr(measurements, "_MEASUREMENTS", [])
     received: list[Any] = []
@@ -119,7 +119,7 @@ def test_unknown_item_raises_with_available_items(tmp_path: Path, capsys: pytest
 
 
 def test_curves_of_runs_are_kept_and_drawn(tmp_path: Path, given: list[Any]) -> None:
-    """The file that a log folder becomes is read with the report that it is next to."""
+    """The file of runs that replaces a log folder is read together with its report."""
     pytest.importorskip("matplotlib")
     folder, out = make_run(tmp_path / "run", [10.0, 20.0]), tmp_path / "out"
     assert main(["reproduce", "revnet", "--runs", str(folder), "--out", str(out)]) == 0

@@ -1,4 +1,4 @@
-"""Settings are replaced one by one, and unknown options and arguments name the setting that was meant."""
+"""Single settings can be replaced, and errors for unknown options and arguments name the intended setting."""
 
 from __future__ import annotations
 

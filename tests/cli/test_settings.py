@@ -1,4 +1,4 @@
-"""``zoo settings`` prints what the schema of experiment files says."""
+"""``zoo settings`` prints the schema of experiment files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``zoo train`` writes a run that can be continued, and scores nothing that was not trained."""
+"""``zoo train`` writes a run that can be resumed."""
 
 from __future__ import annotations
 

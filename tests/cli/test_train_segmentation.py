@@ -1,4 +1,4 @@
-"""``zoo train`` knows from the file that a network segments, and its checkpoint can be scored and resumed."""
+"""``zoo train`` trains segmentation networks, and their checkpoints can be scored and resumed."""
 
 from __future__ import annotations
 

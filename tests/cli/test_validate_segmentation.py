@@ -50,7 +50,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Files:
 
 
 def counted(model: torch.nn.Module, folder: Path) -> np.ndarray:
-    """Return the numbers of pixels by label and prediction, counted without anything of zoo but the network."""
+    """Count pixels by label and prediction with plain code; only the network is zoo's."""
     counts = np.zeros((NUM_CLASSES, NUM_CLASSES), dtype=np.int64)
     for path in sorted((folder / "images").rglob("*.png")):
         pixels = torch.from_numpy(np.array(Image.open(path).convert("RGB"))).double() / 255

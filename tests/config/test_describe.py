@@ -1,4 +1,4 @@
-"""The written form of the schema explains every setting and has the defaults of the code."""
+"""The description of the schema explains every setting and has the defaults of the code."""
 
 from __future__ import annotations
 

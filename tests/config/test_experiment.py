@@ -10,7 +10,7 @@ from zoo.errors import ConfigError
 
 
 def problems_of(content: dict[str, Any]) -> list[str]:
-    """Return the lines of the error that ``content`` gives, without the file's name; empty if it gives none."""
+    """Return the lines of the error for ``content``, without the file's name; empty without error."""
     try:
         parse_experiment(content, "x.json")
     except ConfigError as error:

@@ -28,7 +28,7 @@ def test_description_does_not_import_torch() -> None:
 
 
 def test_relu_rule_has_one_definition() -> None:
-    """The rule that relu does not go with in-place norms is a validator of `NetworkSpec`."""
+    """Only a validator of `NetworkSpec` rejects relu with in-place norms."""
     rule = "has no inverse, which norm"
     assert [path.name for path in (ROOT / "zoo").rglob("*.py") if rule in path.read_text()] == ["network.py"]
 

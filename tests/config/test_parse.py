@@ -1,4 +1,4 @@
-"""Reading experiment files: faults of the file itself, and what an experiment is once it is read."""
+"""Reading experiment files: faults of the file, and properties of the parsed experiment."""
 
 import hashlib
 import json

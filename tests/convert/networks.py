@@ -1,4 +1,4 @@
-"""Networks with scales of both signs and statistics that are not the initial ones, for the tests of conversion."""
+"""Networks with scales of both signs and random statistics, for tests of conversions."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ IMAGES = torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(3), d
 
 
 def scramble(model: nn.Module, seed: int = 0, positive: tuple[str, ...] | bool = False) -> nn.Module:
-    """Give every norm random weights and statistics; ``positive``: all scales, or the ones of these norms, are > 0."""
+    """Give every norm random weights and statistics. ``positive``: all scales, or those of the named norms, are > 0."""
     generator = torch.Generator().manual_seed(seed)
     for name, norm in model.named_modules():
         if getattr(norm, "running_mean", None) is None:

@@ -1,4 +1,4 @@
-"""Conversions of DeepLab: those that are exact for its body are exact for the whole, and the others are refused."""
+"""Conversions of DeepLab are exact if they are exact for its body, and are refused otherwise."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""convert_norm replaces the norms of any model where that is safe, and otherwise lists them and changes nothing."""
+"""convert_norm replaces the norms of any model if this is safe; otherwise it lists them and changes nothing."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def chain(activation: nn.Module) -> nn.Sequential:
 
 
 def kept_tensors(module, *inputs):
-    """Return the tensors that backward keeps of one call, each memory once; the module stays as it is."""
+    """Return the tensors that one call saves for backward, each storage once. Does not change the module."""
     kept, module = {}, copy.deepcopy(module)
     with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.setdefault(t.data_ptr(), t), lambda t: t):
         module(*inputs)
@@ -209,7 +209,7 @@ def test_unrepresentable_scales_raise_or_become_eps():
 
 
 class Resting(nn.Module):
-    """A module of the test: its parts, and a forward pass that is a function of it and the input."""
+    """A module with given parts, whose forward pass is a function of the module and the input."""
 
     def __init__(self, **parts):
         super().__init__()
@@ -218,7 +218,7 @@ class Resting(nn.Module):
 
 
 class Block(Resting):
-    """As in torchvision: one activation, behind two norms and behind the sum, and a function behind a third."""
+    """As in torchvision: one activation after two norms and after the sum, and a function after a third norm."""
 
     def __init__(self, activation):
         conv = [nn.Conv2d(4, 4, 3, padding=1, bias=False) for _ in range(3)]
@@ -300,7 +300,7 @@ def test_rewritten_networks_turn_back():
 
 
 class Optional(Block):
-    """Its calls depend on an argument that may be left out."""
+    """Its calls depend on an optional argument."""
 
     def forward(self, x, more=None):
         y = F.leaky_relu(self.bn1(self.conv1(x)))
@@ -323,7 +323,7 @@ class Moody(Block):
 
 
 class Counting(Block):
-    """It does something besides calls."""
+    """Its forward has a side effect."""
 
     def forward(self, x):
         self.count = 1
@@ -416,7 +416,7 @@ def test_norms_1d_and_3d_are_converted_with_negative_scales(dims):
 
 
 def linear_layers():
-    """Layers with six outputs, and images for them, by name: each kind of layer that can take the signs of scales."""
+    """Layers of each kind that can absorb the signs of scales, with six outputs, and their images, by name."""
     torch.manual_seed(0)
     layers = {
         "linear": (nn.Linear(4, 6), nn.BatchNorm1d(6), (5, 4)),
@@ -494,7 +494,7 @@ def test_synchronized_norms_convert_to_synchronized_norms_only():
 
 
 class Deciding(Resting):
-    """A part whose calls depend on values, and which overwrites what its first part returns."""
+    """A part whose calls depend on values; it overwrites the output of its first part."""
 
     def forward(self, x):
         y = self.first(x)

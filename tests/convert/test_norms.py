@@ -1,4 +1,4 @@
-"""Plain and in-place norms turn into each other exactly where that is possible, and say where it is not."""
+"""Standard and in-place norms convert into each other exactly, or the error names the norms that do not."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ SIZE, SEED = 64, 0
 
 
 def step_of(model, images):
-    """Return outputs, gradients and buffers of a step, whose random numbers are the same at each call."""
+    """Return outputs, gradients and buffers of a step that draws the same random numbers in each call."""
     torch.manual_seed(SEED)
     images = images.clone().requires_grad_()
     outputs = list(iter_tensors(model(images)))

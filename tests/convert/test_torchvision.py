@@ -1,4 +1,4 @@
-"""torchvision's ResNets compute the same under this package's names, and the way back is exact."""
+"""torchvision's ResNets compute the same under this package's names, and converting back is exact."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ def shrink_imagenet(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def make_imagenet(data: Path, side_px: int = 8) -> Path:
-    """Write the six images below ``data``/val: dark ones in the first class, bright ones in the second."""
+    """Write the six images below ``data``/val: dark images in the first class, bright images in the second."""
     for number in range(1, NUM_IMAGES + 1):
         target = number % 2
         folder = data / "val" / ("n01440764", "n01443537")[target]

@@ -14,7 +14,7 @@ CLASSES = {"ant": 7, "bee": 5, "cat": 9}  # the numbers of their images, 21 in a
 
 
 def random_image(seed: int, width: int = 12, height: int = 10, mode: str = "RGB") -> Image.Image:
-    """Return an image of random pixels, another for each seed."""
+    """Return an image with random pixels for each seed."""
     shape = (height, width, 3) if mode == "RGB" else (height, width)
     return Image.fromarray(np.random.default_rng(seed).integers(0, 256, shape, dtype=np.uint8))
 

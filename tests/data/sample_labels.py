@@ -25,14 +25,14 @@ def label_map(classes: np.ndarray | Sequence[Sequence[int]], mode: str = "L") ->
 
 
 def random_classes(seed: int, num_classes: int, width: int = 12, height: int = 10, void: bool = True) -> np.ndarray:
-    """Return classes (height, width) uint8, another for each seed; some pixels are void unless that is False."""
+    """Return random classes (height, width), uint8, for each seed; some pixels are void unless ``void`` is False."""
     generator = np.random.default_rng(seed)
     classes = generator.integers(0, num_classes, (height, width), dtype=np.uint8)
     return np.where(generator.random((height, width)) < 0.1, np.uint8(IGNORE), classes) if void else classes
 
 
 def make_pair(image: Path, label: Path, seed: int, num_classes: int, width: int = 12, height: int = 10) -> None:
-    """Write an image and its label map; folders are made."""
+    """Write an image and its label map; create the folders."""
     for path in (image, label):
         path.parent.mkdir(parents=True, exist_ok=True)
     random_image(seed, width, height).save(image)

@@ -47,7 +47,7 @@ def test_subset_of_imagenet_is_matched_by_wnid(
 
 @pytest.mark.parametrize("names", [None, imagenet_wnids()])
 def test_numbered_folders_of_imagenet_v2_are_classes(names: Sequence[str] | None, tmp_path: Path) -> None:
-    """Their sorted order is 0, 1, 10, 100, so that folder 2 comes in place 112."""
+    """Their sorted order is 0, 1, 10, 100, so folder 2 has index 112."""
     for number in range(1000):
         (tmp_path / str(number)).mkdir()
     for number in (2, 10, 999):

@@ -1,4 +1,4 @@
-"""Data set objects are identified by their indices, labels, file names and arrays, and by nothing that may vary."""
+"""Data set objects are identified by indices, labels, file names and arrays, and by nothing that may vary."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Batches are the same to the bit for any number of workers, and faults arrive readable."""
+"""Batches are bit-identical for any number of workers, and faults are readable."""
 
 from __future__ import annotations
 

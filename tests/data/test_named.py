@@ -1,4 +1,4 @@
-"""Data sets by name are trained on, scored and sharded as the same images in class folders are."""
+"""Data sets by name are trained on, scored and sharded like the same images in class folders."""
 
 from __future__ import annotations
 

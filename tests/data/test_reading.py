@@ -115,7 +115,7 @@ def test_broken_image_is_named_in_one_line(tmp_path: Path, kind: str) -> None:
 
 
 class _Flaky:
-    """Opens files, but for the first ``times`` calls, which fail with ``number``."""
+    """Opens files, except in the first ``times`` calls, which fail with errno ``number``."""
 
     def __init__(self, number: int, times: int) -> None:
         self._number, self._times = number, times
@@ -133,7 +133,7 @@ KINDS = ["folder", "shards", "items", "label maps"]
 
 @pytest.fixture
 def waits(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """The seconds that are waited, without waiting."""
+    """Record the delays instead of waiting."""
     seconds: list[float] = []
     monkeypatch.setattr("zoo.files.sleep", seconds.append)
     return seconds

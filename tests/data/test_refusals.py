@@ -149,7 +149,7 @@ def _find(data: Path, split: Split = "train", layout: str = "folders", num_class
 
 
 def _labeled(change: Callable[[Path], object], num_classes: int = 3) -> Call:
-    """Return a call that looks for the files of a data set after a change of its folder."""
+    """Return a call that changes the folder of a data set and lists its files."""
 
     def find(folder: Path) -> None:
         make_labeled(folder)
@@ -196,7 +196,7 @@ def _pair(folder: Path) -> None:
 
 
 def _index(change: Callable[[Path], object]) -> Call:
-    """Return a call that makes the index of classes after a change of a label map."""
+    """Return a call that changes a label map and builds the index of classes."""
 
     def index(folder: Path) -> None:
         found = _find(make_labeled(folder / "data"))

@@ -1,4 +1,4 @@
-"""Runs a function in several processes that form a Gloo group, for the tests of all that is distributed.
+"""Runs a function in several processes of a Gloo group, for distributed tests.
 
 The processes come from a fork server that has imported torch and zoo once, so that starting a group costs a fraction
 of a second. A function handed to run_distributed has to be at the top level of an importable module.

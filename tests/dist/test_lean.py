@@ -1,4 +1,4 @@
-"""Lean networks in several processes: the gradients and statistics of plain ones, bit for bit."""
+"""Lean networks in several processes have gradients and statistics bit-identical to plain networks."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
 
 
 class WithUnused(nn.Module):
-    """A network of which a part is left out."""
+    """A network with an unused part."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -41,7 +41,7 @@ class WithUnused(nn.Module):
 
 
 class SyncNetwork(nn.Module):
-    """A norm that processes share, between operations that are repeated."""
+    """A synchronized norm between recomputed operations."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Replicas refuse networks that keep state where neither checkpoints nor other processes get it."""
+"""Replicas refuse networks with state that neither checkpoints nor other processes get."""
 
 from __future__ import annotations
 

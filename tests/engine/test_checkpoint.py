@@ -1,4 +1,4 @@
-"""A good checkpoint exists at every moment, and no bad one is ever taken for good."""
+"""An intact checkpoint exists at every moment, and no damaged checkpoint is ever accepted."""
 
 from __future__ import annotations
 

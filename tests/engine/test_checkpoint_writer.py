@@ -1,4 +1,4 @@
-"""Training goes on while a checkpoint is written, and nothing else about checkpoints changes."""
+"""Training continues while a checkpoint is written, and the checkpoint does not change."""
 
 from __future__ import annotations
 

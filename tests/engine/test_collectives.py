@@ -1,4 +1,4 @@
-"""What processes send to each other in a step: how many messages, and how many bytes."""
+"""Number and size of the messages between processes in a step."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A run that was killed and resumed is, to the bit, the run that was never killed.
+"""A run that is killed and resumed is bit-identical to an uninterrupted run.
 
 The processes train for real and are ended by SIGKILL in the middle of an epoch, some steps after a checkpoint.
 """

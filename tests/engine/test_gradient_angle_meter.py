@@ -32,7 +32,7 @@ pytestmark = pytest.mark.slow  # trains several times
 
 
 class _Off(nn.Module):
-    """Multiplies with another number in each second call: what it made in forward cannot be taken away exactly."""
+    """Multiplies by a different number in every second call, so that forward cannot be inverted exactly."""
 
     def __init__(self) -> None:
         super().__init__()

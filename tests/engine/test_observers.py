@@ -1,4 +1,4 @@
-"""Observers see each step and epoch of a run, and change none of its bits."""
+"""Observers see each step and epoch of a run, which stays bit-identical."""
 
 from __future__ import annotations
 

@@ -185,7 +185,7 @@ def test_run_of_original_trainer_continues(
 
 
 def test_losses_differ_without_state_of_optimizer(data: Path, tmp_path: Path) -> None:
-    """The test above would notice."""
+    """Shows that the test above is sensitive to the state of the optimizer."""
     config = settings()
     plain = train_plainly(config, data)
     plain.saved["optimizer"]["state"] = {}

@@ -1,4 +1,4 @@
-"""Which process this is, from what launchers set."""
+"""The process of a run is determined by the environment of launchers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A run with more epochs than its checkpoint's goes on, and is the run that it would have been from the start."""
+"""A run that is extended by more epochs is bit-identical to a run that had them from the start."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Processes that wait for each other say for whom, and end with an error that names who is missing."""
+"""Processes that wait log the missing ranks, and end with an error that names them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Replicas train the same weights on any number of processes, to the bit, and the function of as many GPUs."""
+"""Replicas train bit-identical weights on any number of processes, equal to training on as many GPUs."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def _network(arch: str, **changes: Any) -> Experiment:
 
 
 def _train(config: Experiment, data: Path, folder: Path, options: dict[str, Any] | None = None) -> tuple[Any, ...]:
-    """Train, and return everything that is reported: losses and scores, digests, results of validations."""
+    """Train; return all reports: losses and scores, digests, results of validations."""
     log = MemoryLog()
     run(config, data, folder, log, **(options or {}))
     validations = [(epoch, step, result.record(), is_best) for epoch, step, result, is_best in log.validations]

@@ -1,4 +1,4 @@
-"""Which checkpoint a run continues from, and which ones it refuses."""
+"""A run continues from the right checkpoint and refuses others."""
 
 from __future__ import annotations
 

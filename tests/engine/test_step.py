@@ -1,4 +1,4 @@
-"""One step is one step down the gradient of the mean over the global batch, however it is divided."""
+"""A step follows the gradient of the mean over the global batch, however the batch is divided."""
 
 from __future__ import annotations
 

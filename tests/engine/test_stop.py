@@ -1,4 +1,4 @@
-"""SIGTERM and SIGINT are remembered, agreed upon between all ranks, and handed back afterwards."""
+"""SIGTERM and SIGINT are recorded, agreed upon by all ranks, and raised afterwards."""
 
 from __future__ import annotations
 

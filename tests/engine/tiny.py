@@ -85,7 +85,7 @@ def _changed(content: dict[str, Any], changes: dict[str, dict[str, Any] | int]) 
 
 
 def build_net(network: NetworkSpec) -> nn.Module:
-    """Return a small network with everything that a resume could get wrong: norms and dropout."""
+    """Return a small network with norms and dropout, whose state a resume must restore."""
     return nn.Sequential(
         nn.Conv2d(3, 8, 3, padding=1, bias=False),
         nn.BatchNorm2d(8),
@@ -143,7 +143,7 @@ class MemoryLog:
 
     @property
     def numbers(self) -> list[tuple[float, ...]]:
-        """What was reported, but for times and memory."""
+        """Return all reported values except times and memory."""
         return [
             (m.step, m.lr, m.loss, *m.scores.values(), m.epoch_loss, *m.epoch_scores.values()) for m in self.metrics
         ]
@@ -203,7 +203,7 @@ def run_until_killed(config: Experiment, data: Path, log_dir: Path, step: int, *
 
 
 def differences(first: Any, second: Any, path: str = "") -> list[str]:
-    """Return the places where two checkpoints, or parts of them, are not equal to the bit."""
+    """Return the paths at which two checkpoints, or parts of them, are not bit-identical."""
     if isinstance(first, dict) and isinstance(second, dict) and first.keys() == second.keys():
         return [place for key in first for place in differences(first[key], second[key], f"{path}.{key}")]
     if isinstance(first, (list, tuple)) and type(first) is type(second) and len(first) == len(second):

@@ -1,4 +1,4 @@
-"""Shared by the tests of hostile input: damaged bytes, a limit of memory, and a watch over what is run and written."""
+"""Helpers for tests of hostile input: damaged bytes, a memory limit, and a monitor of programs and writes."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def fuzz(check: Callable[[Any], object], examples: int, cases: st.SearchStrategy
 
 
 def mutated(originals: list[bytes]) -> st.SearchStrategy[bytes]:
-    """Return one of the byte strings with up to five places changed, cut out, inserted, repeated or cut off."""
+    """Return one of the byte strings with up to five random changes, deletions, insertions or truncations."""
     change = st.tuples(
         st.sampled_from(("change", "change", "insert", "delete", "repeat", "cut")),
         st.integers(0, 2**20),
@@ -135,7 +135,7 @@ def _copied(tree: Any) -> Any:
 
 @contextmanager
 def _bounded_memory() -> Iterator[None]:
-    """Let the system refuse memory beyond `MEMORY_BYTES` more than now: MemoryError, which is no ZooError."""
+    """Limit the process to `MEMORY_BYTES` more memory than now. Beyond it, allocations raise MemoryError."""
     pages = int(Path("/proc/self/statm").read_text().split()[0]) if sys.platform == "linux" else None
     if pages is None:
         yield
@@ -154,7 +154,7 @@ _hooked: list[bool] = []
 
 @contextmanager
 def _watched(allowed: Path) -> Iterator[list[str]]:
-    """Yield a list that gets a line for each program that is run, each connection, and each write elsewhere."""
+    """Yields a list of the programs that are run, the connections, and the writes outside of the test folder."""
     if not _hooked:
         sys.addaudithook(_note)  # there is no way to remove it
         _hooked.append(True)

@@ -1,4 +1,4 @@
-"""A checkpoint by its format that holds something else is one clear error, never a traceback or a wrong run."""
+"""A malformed checkpoint raises one clear error, never a traceback, and never starts a wrong run."""
 
 from __future__ import annotations
 

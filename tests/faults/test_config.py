@@ -1,4 +1,4 @@
-"""Impossible settings and arguments are refused by one sentence that names them."""
+"""Invalid settings and arguments raise an error of one sentence that names them."""
 
 from __future__ import annotations
 

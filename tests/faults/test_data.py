@@ -47,7 +47,7 @@ EPS = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 10 10\n%%EndComments\n%%EOF\
 
 
 def test_reading_image_never_starts_another_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """PIL passes PostScript on to Ghostscript: here a script of that name, the first in PATH, that leaves a trace."""
+    """PIL passes PostScript to Ghostscript, here a script in PATH that records its call."""
     script, trace = tmp_path / "bin" / "gs", tmp_path / "trace"
     script.parent.mkdir()
     script.write_text(f"#!/bin/sh\necho called >> {trace}\n")

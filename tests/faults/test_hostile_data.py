@@ -27,7 +27,7 @@ from zoo.data.transforms.pixels import Box, open_pixels
 
 
 def _use(source: Source) -> None:
-    """Do with the images what training does."""
+    """Read the images like training."""
     targets = torch.from_numpy(np.array(source.targets, dtype=np.int64))
     num_images = len(source.names)
     assert targets.shape == (num_images,)

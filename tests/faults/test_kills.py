@@ -1,4 +1,4 @@
-"""A run that is killed again and again ends, to the bit, as the run that nobody disturbed."""
+"""A run that is killed repeatedly ends bit-identical to an undisturbed run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A log folder belongs to one run at a time, is never replaced, and a fault of it is one line."""
+"""A log folder belongs to one run at a time and is never replaced; its faults are errors of one line."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What comes from outside is shown in one line and cut to a length that somebody reads."""
+"""External text is shown in one line and truncated."""
 
 import pickle
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Weights files made to do harm or by accident odd: refused at little cost, with one clear error, or read rightly."""
+"""Hostile and malformed weights files are refused cheaply with one clear error, or read correctly."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Lean training on a GPU: the bits of plain training, and less memory."""
+"""Lean training on a GPU is bit-identical to plain training and takes less memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Training on a GPU: nothing in a step waits for the device."""
+"""Training steps on a GPU do not synchronize with the device."""
 
 from __future__ import annotations
 

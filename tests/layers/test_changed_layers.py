@@ -1,4 +1,4 @@
-"""Layers that something else has changed: whatever skips the call of a layer must notice, or name the layer."""
+"""Code that bypasses layers notices changed layers, or names them in an error."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Checkpointed blocks: the results of plain ones, batches counted once, nothing recomputed where nothing is kept."""
+"""Checkpointed blocks equal plain blocks, count batches once, and recompute nothing without gradients."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Dense modules and networks: every way to save memory computes the same, and held bytes grow linearly with depth."""
+"""Dense modules compute the same with every memory strategy, and held bytes grow linearly with depth."""
 
 from __future__ import annotations
 

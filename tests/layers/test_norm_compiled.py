@@ -134,7 +134,7 @@ def compare_dynamic(norm, activation: str, momentum: float | None, backend: str)
     ],
 )
 def test_one_graph_serves_all_shapes_where_shapes_are_dynamic(norm, activation, momentum):
-    """The compiler then replaces a layer's numbers by symbols, which checks can only compare."""
+    """The compiler then replaces numbers of a layer by symbols, which only support comparisons."""
     assert compare_dynamic(norm, activation, momentum, "eager") == 1
 
 

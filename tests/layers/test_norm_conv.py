@@ -1,4 +1,4 @@
-"""A norm and its convolution that compute the map between them again give the results of the two modules in order."""
+"""A norm and convolution that recompute the map between them equal the two modules."""
 
 from __future__ import annotations
 

@@ -258,7 +258,7 @@ def test_norms_changed_before_backward_raise():
 
 
 class Reads(nn.Module):
-    """A branch that adds another tensor to what it computes."""
+    """A branch that adds another tensor to its output."""
 
     def __init__(self, other):
         super().__init__()

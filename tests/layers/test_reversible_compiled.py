@@ -1,4 +1,4 @@
-"""Compiled networks with reversible blocks: one break of the graph per chain, and what eager ones return."""
+"""Compiled networks with reversible blocks break the graph once per chain and equal eager networks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Faulty ways to save memory. Each trains a network with the bits of plain training, except in one ordinary situation.
+"""Faulty ways to save memory. Each is bit-identical to plain training except in one ordinary situation.
 
 A trick has a network, a variant of it, and a witness: a few lines of ordinary training that the fault changes.
 """

@@ -1,4 +1,4 @@
-"""The back end is chosen once, can be forced, and says why it is not another."""
+"""The back end is selected once, can be forced, and explains why others are unavailable."""
 
 from __future__ import annotations
 

@@ -221,7 +221,7 @@ def test_data_parallel_replicas_raise():
 
 
 class _Swap(nn.Module):
-    """A link that hands its inputs on."""
+    """A link that swaps its inputs."""
 
     def forward(self, x1, x2):
         return x2, x1

@@ -1,4 +1,4 @@
-"""Selective activation checkpoints, which save some results and repeat the rest, around everything that overwrites."""
+"""Selective activation checkpoints around operations that work in place."""
 
 from __future__ import annotations
 

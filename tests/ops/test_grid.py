@@ -1,4 +1,4 @@
-"""Rounding to the grid, the digest of a stream, and what a chain reports that does not get its bits back."""
+"""Rounding to the grid, the digest of a stream, and the errors of inexact chains."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Operations that are undone in place: pools, activation, norm, convolution, and the laws of what rounding costs."""
+"""In-place inverses of pools, activation, norm and convolution, and the laws of their rounding errors."""
 
 from __future__ import annotations
 

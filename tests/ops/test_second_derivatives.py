@@ -1,4 +1,4 @@
-"""Second derivatives of functions without them raise an error on every path; first gradients have the same bits."""
+"""Unsupported second derivatives raise an error on every path; first derivatives are bit-identical."""
 
 from __future__ import annotations
 

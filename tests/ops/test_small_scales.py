@@ -1,4 +1,4 @@
-"""Scales near 0 beside biases that are not: gradients may vanish there, as the true ones do, but not explode."""
+"""With scales near 0 and larger biases, gradients may vanish like exact gradients, but do not explode."""
 
 from __future__ import annotations
 

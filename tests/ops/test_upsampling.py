@@ -1,4 +1,4 @@
-"""Upsampling: against torch's own, and in strips of rows against the whole, bit for bit."""
+"""Upsampling equals torch's up to rounding, and strips of rows are bit-identical to the whole map."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""zoo.get and its relatives: names, variants, arguments, weights, preprocessing, errors."""
+"""`zoo.get` and related functions: names, variants, arguments, weights, preprocessing, errors."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ pytestmark = COMPILES
 
 
 class Network(nn.Module):
-    """Two layers and a parameter, which the branches of a test use."""
+    """Two layers and a parameter for the branches of a test."""
 
     def __init__(self, branch: Callable[[Any, Tensor], Tensor]) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""The mask of a dropout is kept as bits: exactly, in a thirty-second of its memory, and drawn once."""
+"""Dropout masks are drawn once and saved exactly as bits, in a thirty-second of their memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Random programs train with the bits of their truth when they are lean, and so do all that once did not."""
+"""Random programs, and all programs that once failed, are bit-identical to their truth when they are lean."""
 
 from __future__ import annotations
 

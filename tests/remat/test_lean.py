@@ -1,4 +1,4 @@
-"""`lean` changes what a module holds in training, and nothing else."""
+"""`lean` changes only the tensors that a module saves in training."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Programs in which memory is shared, overwritten, interrupted or not torch's own train lean as they train plain."""
+"""Lean training equals plain training for shared, overwritten and foreign memory, and for interrupted passes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Lean networks trained in the ways in which networks are trained, against the same without lean, bit for bit."""
+"""Lean training is bit-identical to plain training in common training loops."""
 
 from __future__ import annotations
 

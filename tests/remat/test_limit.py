@@ -42,7 +42,7 @@ def _no_open_measurement() -> Iterator[None]:
 
 
 def products(width: int = 128) -> nn.Module:
-    """Return a network whose products all have the same price."""
+    """Return a network whose products all have the same cost."""
     torch.manual_seed(0)
     return nn.Sequential(*chain.from_iterable((nn.Linear(width, width), nn.GELU(), nn.Dropout(0.1)) for _ in range(6)))
 

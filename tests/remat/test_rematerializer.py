@@ -1,4 +1,4 @@
-"""A recording keeps less than plain autograd, gives the same bits, and fails with a named error or not at all."""
+"""A recording saves less than plain autograd and is bit-identical; failures are named errors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A verdict follows from the published number, its kind of evidence, and what was measured."""
+"""A verdict follows from the published number, its kind of evidence, and the measurement."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The numbers of `zoo reproduce revnext` are measured as they say, and each published one has its row."""
+"""`zoo reproduce revnext` measures its numbers as described, and every published number has a row."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A runs file replaces log folders: the same report follows from it."""
+"""A file of runs gives the same report as its log folders."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Callbacks get the metrics of each epoch on rank 0, and change no bit of the run."""
+"""Callbacks get the metrics of each epoch on rank 0 and do not change the run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Files of segmented images hold classes as pixel values and show the colors of a palette."""
+"""Files of segmented images have classes as pixel values and display palette colors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`zoo.train` with data sets and modules of the user's own: the bits of a folder, exact resume, clear errors."""
+"""`zoo.train` with users' data sets and modules: bit-identical to folders, exact resume, clear errors."""
 
 from __future__ import annotations
 
@@ -250,7 +250,7 @@ def _freeze_norm_inside(module: Any) -> None:
 
 
 def _override_train(module: Any) -> None:
-    """Freeze a part that has its own idea of training mode, as torchvision's detectors had."""
+    """Freeze a part that overrides train(), as torchvision's detectors did."""
     module[0].eval()
     module[0].train = lambda mode=True: module[0]
 

@@ -1,4 +1,4 @@
-"""What a segmentation is reported with: the table of its classes."""
+"""The table of classes in the report of a segmentation."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every image of a folder gets its files once, whole, and from the classes that the network's views give."""
+"""Every image of a folder gets complete files exactly once, with the classes from the network's views."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Published recipes have the settings of their sources, and a step is the step of timm's or torchvision's own code."""
+"""Published recipes have the settings of their sources, and a step equals a step of timm's or torchvision's code."""
 
 from __future__ import annotations
 

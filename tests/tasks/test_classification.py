@@ -1,4 +1,4 @@
-"""Top-1 and top-5 equal a manual count, and the loss is smoothed in training alone."""
+"""Top-1 and top-5 equal a manual count, and only the training loss is smoothed."""
 
 from __future__ import annotations
 

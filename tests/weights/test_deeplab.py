@@ -30,7 +30,7 @@ def model() -> nn.Module:
 
 @pytest.fixture(scope="module")
 def body_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A classification network of this package, which says what it is."""
+    """A weights file of a classification network that describes its network."""
     network = zoo.get("resnet18", norm="inplace", num_classes=7, activation_param=0.2)
     path = tmp_path_factory.mktemp("body") / "resnet18.pth"
     torch.save({"state_dict": network.state_dict(), "network": network.built_as.model_dump(mode="json")}, path)

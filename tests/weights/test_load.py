@@ -1,4 +1,4 @@
-"""Loading weights into a network: all or nothing, with every difference and every exception reported."""
+"""Weights load completely or not at all, and every difference is reported."""
 
 import logging
 from collections import OrderedDict

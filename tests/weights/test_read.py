@@ -252,7 +252,7 @@ def pickled(keys: Sequence[str], numel: int) -> bytes:
 
 
 def write_zip(file: Any, keys: Sequence[str], numel: int, compression: int = zipfile.ZIP_STORED) -> None:
-    """Write what torch.save does, with one record of ``numel`` zeros that is called by the first of the keys."""
+    """Write a file like torch.save, with one record of ``numel`` zeros under the first of the keys."""
     with zipfile.ZipFile(file, "w", compression) as archive:
         archive.writestr("archive/data.pkl", pickled(keys, numel))
         archive.writestr("archive/version", "3\n")
@@ -320,7 +320,7 @@ MANY = b"J" + (2**31 - 1).to_bytes(4, "little") + b"\x85R"  # called with this n
 @pytest.mark.parametrize("zipped", [True, False])
 @pytest.mark.parametrize("called", ["builtins.bytearray", "__builtin__.bytearray", "torch.FloatTensor", "torch.Tensor"])
 def test_pickled_allocation_raises_before_allocating(called: str, zipped: bool, tmp_path: Path) -> None:
-    """A kilobyte took two gigabytes, or was loaded as a tensor of uninitialized memory."""
+    """A file of one kilobyte could allocate two gigabytes, or load as uninitialized memory."""
     module, _, name = called.rpartition(".")
     pickled = b"\x80\x02}X\x01\x00\x00\x00ac" + f"{module}\n{name}\n".encode() + MANY + b"s."
     path = tmp_path / "weights.pth"
@@ -510,7 +510,7 @@ def test_git_lfs_pointer_error_explains_fetch(name, tmp_path):
 
 
 class Path0:
-    """An object that a file may not hold."""
+    """An object that is not allowed in a file."""
 
 
 @pytest.mark.parametrize(

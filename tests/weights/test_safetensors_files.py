@@ -1,4 +1,4 @@
-"""Safetensors files: written for every program, read like other weights files, and damaged ones are one clear error."""
+"""Safetensors files are readable by every program and read like other weights files; damage raises a clear error."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The bundled images are the ones that are named, and their folder, one of the cache, is complete or not there."""
+"""The bundled images have the stated origin, and their cache folder is either complete or absent."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Batches of crops and of whole images are the same to the bit for any number of workers, and faults are readable."""
+"""Batches of crops and whole images are bit-identical for any number of workers, and faults are readable."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ MEAN, STD = [0.5, 0.4, 0.3], [0.2, 0.3, 0.4]
 
 
 def _places(height: int, width: int) -> tuple[Image.Image, np.ndarray]:
-    """Return an image and classes that both say where a pixel is: red the row, green the column, class both."""
+    """Return an image and classes that encode the position of each pixel: red the row, green the column, class both."""
     rows, columns = np.mgrid[:height, :width]
     image = np.stack([4 * rows, 4 * columns, np.full_like(rows, 255)], axis=-1).astype(np.uint8)
     return Image.fromarray(image), (rows * 64 + columns).astype(np.int32)
@@ -32,7 +32,7 @@ def _transform(crop: int, low: float = 1.0, high: float = 1.0, **settings: objec
 
 
 def _check_together(image: Tensor, target: Tensor, tolerance: float) -> None:
-    """Check that the place in the image and the place in the target agree, and that both are padded alike."""
+    """Check that positions in image and target agree, and that both have the same padding."""
     padded = image[2] == 0
     assert torch.equal(padded, target == IGNORE)
     rows, columns = (image[:2] * 255 / 4)[:, ~padded]

@@ -1,4 +1,4 @@
-"""A folder is listed in torchvision's order, and nothing in it is skipped without a word."""
+"""A folder is listed in torchvision's order, and skipped files are logged."""
 
 from __future__ import annotations
 

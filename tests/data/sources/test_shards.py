@@ -1,4 +1,4 @@
-"""Shards and indices behave as the folders that they were made of, and damaged files are named."""
+"""Shards behave like the folders that they were made from, and errors name damaged files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Images reach the network as they reached the published ones."""
+"""Images reach the network as in the training of the published networks."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ TO_TENSOR = tv.ToTensor()
 
 @pytest.fixture
 def two_threads() -> Iterator[None]:
-    """Let torch share its work among two threads, as a main process does and a loader's worker does not."""
+    """Let torch use two threads, like a main process and unlike a loader's worker."""
     before = torch.get_num_threads()
     torch.set_num_threads(2)
     yield

@@ -1,4 +1,4 @@
-"""Augmentations of torchvision and timm give the images that those packages give for the same random numbers."""
+"""Augmentations equal those of torchvision and timm for the same random numbers."""
 
 from __future__ import annotations
 

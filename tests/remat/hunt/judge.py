@@ -1,4 +1,4 @@
-"""Judges programs by their truth, and makes those that fail small."""
+"""Judges programs by their truth, and shrinks failing programs."""
 
 from __future__ import annotations
 
