@@ -32,7 +32,7 @@ from zoo.memory.timing import keep_heap
 from zoo.memory.trial import copied, default_loss
 
 IMAGES_PX = 64
-ROUNDS = 7  # of timed steps
+ROUNDS = 7  # timed steps
 
 
 class Example(NamedTuple):

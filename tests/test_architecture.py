@@ -121,7 +121,7 @@ def test_remat_runs_on_torch_alone():
     assert result.stdout.splitlines()[-1] == "rooms: errors files memory ops remat tables torch_internals"
 
 
-def test_top_level_holds_known_files_only():
+def test_top_level_has_only_known_files():
     tracked = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=False).stdout.split()
     expected = {"zoo", "experiments", "scripts", "csrc", "tests", "checksums.md5", "setup.py", "README.md", "docs"}
     expected |= {"pyproject.toml", "Makefile", "LICENSE", "CHANGELOG.md", ".ci", ".gitignore", "hubconf.py"}

@@ -182,7 +182,7 @@ def test_lock_of_killed_process_is_taken_over(tmp_path: Path, monkeypatch: pytes
 
 
 @pytest.mark.parametrize("number", [errno.EIO, errno.EACCES])
-def test_fault_of_lock_raises(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+def test_lock_error_raises(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
     monkeypatch.setattr("fcntl.flock", _fails(number) if number == errno.EIO else lambda *args: None)
     path = tmp_path / "lock"
     if number == errno.EACCES:

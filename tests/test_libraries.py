@@ -17,7 +17,7 @@ from torch import Tensor, nn
 import zoo
 from tests.libraries import EXAMPLES, PROJECTIONS, checked, llama, with_lora
 
-pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]  # of the packages
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]  # other packages warn
 
 TOKENS = torch.randint(1000, (8, 32), generator=torch.Generator().manual_seed(0))
 SETTINGS = {
@@ -33,7 +33,7 @@ def need(*packages: str) -> None:
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
-def test_external_network_trains_with_same_bits_and_holds_less(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_external_lean_network_is_bit_identical_and_holds_less(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("zoo.memory.check.ROUNDS", 1)  # the time is not compared
     packages, build = EXAMPLES[name]
     need(*packages)

@@ -43,7 +43,7 @@ TINY = Setup(NetworkSpec(arch="resnet18"), batch=2, size=32, structure=(1, 1, 1,
 
 pytestmark = [
     pytest.mark.slow,  # measures
-    # Raised while torch.compile looks at an input that is no leaf.
+    # Raised while torch.compile inspects an input that is not a leaf.
     pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning"),
     pytest.mark.filterwarnings("ignore:.torch.jit.script:DeprecationWarning"),  # torch 2.11's own decompositions
     pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning"),  # and its torch.compile
@@ -200,7 +200,7 @@ def test_networks_are_measured_relative_to_eager_std_bn() -> None:
     assert results.records[0]["subject"] == "resnet18 (1-1-1-1)"
 
 
-def test_external_network_keeps_its_norms() -> None:
+def test_norms_of_external_network_are_not_replaced() -> None:
     results = new_results()
     setup = Setup(ExternalSpec(arch="torchvision:resnet18"), batch=2, size=32)
     measure_strategies(results, setup, choose_strategies(EAGER, ["std-BN*", "iABN", "RevNet"]), rounds=0)
@@ -258,7 +258,7 @@ def test_one_image_more_than_the_largest_batch_does_not_fit() -> None:
     assert prediction.largest_batch(1000) == 0
 
 
-TOLERANCE = 0.05  # of a prediction
+TOLERANCE = 0.05  # relative error of a prediction
 
 
 def predict_and_count(setup: Setup, strategy: Strategy) -> tuple[int, int]:

@@ -27,7 +27,7 @@ def luminance(color: str) -> float:
 
 @pytest.mark.parametrize("color", [*COLORS, GRAY])
 @pytest.mark.parametrize("page", [WHITE, DARK])
-def test_color_is_readable_on_page(color: str, page: str) -> None:
+def test_colors_are_readable_on_pages(color: str, page: str) -> None:
     low, high = sorted((luminance(color), luminance(page)))
     assert (high + 0.05) / (low + 0.05) > 3.5  # the guidelines ask for 3 for pictures and large text
 
@@ -61,7 +61,7 @@ def test_plot_places_one_legend_in_free_space(figures: list[Any], count: int, ax
         assert image.getpixel((0, 0))[3] == 0  # type: ignore[index]
 
 
-def test_label_has_same_color_in_all_panels_and_no_other_has_it(figures: list[Any]) -> None:
+def test_labels_have_unique_colors_in_all_panels(figures: list[Any]) -> None:
     labels = ["a" * length for length in range(1, 11)]  # curves of different heights
     assert len(COLORS) < len(labels) <= len(COLORS) * len(LINE_STYLES)
     draw_panels("title", [panel(*labels), panel(*reversed(labels))])

@@ -100,7 +100,7 @@ def test_wrong_command_exits_with_2(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(sys, "path", list(sys.path))  # which zoo lean changes
+    monkeypatch.setattr(sys, "path", list(sys.path))  # zoo lean changes it
     monkeypatch.setattr(sys, "argv", list(sys.argv))
     places = {"CONFIG": finished.config, "DATA": finished.data, "LOG": finished.log_dir, "OUT": tmp_path / "out"}
     places["CHECKPOINT"] = finished.checkpoint

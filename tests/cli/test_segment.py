@@ -55,7 +55,7 @@ def test_segment_writes_requested_files_and_prints_their_number(
     assert _written(tmp_path / "new" / "out") == expected
     with Image.open(tmp_path / "new" / "out" / "palette" / "a.png") as image:
         assert image.size == (40, 60)
-        assert image.getpalette("RGB")[:3] == [0xA5, 0x2A, 0x2A]  # of Vistas, as its layout is the experiment's
+        assert image.getpalette("RGB")[:3] == [0xA5, 0x2A, 0x2A]  # the palette of Vistas, the experiment's layout
     assert _segment(files, tmp_path / "new" / "out", *options) == 0
     assert "0 of 0 images segmented" in (text := capsys.readouterr().out)
     assert "3 already had files" in text

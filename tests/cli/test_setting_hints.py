@@ -37,7 +37,7 @@ def test_unknown_argument_names_setting(argument: str, hint: str, tmp_path: Path
     refused(TypeError, train, f"unexpected keyword argument '{argument}'; ", hint)
 
 
-def test_names_in_other_trainers_stand_for_settings() -> None:
+def test_names_from_other_trainers_suggest_settings() -> None:
     experiment = load_experiment("imagenet_resnet50_a1").model_dump(mode="json")
     for settings in COMMON_NAMES.values():
         for name in settings:
@@ -71,13 +71,13 @@ def test_set_replaces_settings_of_architectures_and_experiments(name: str, data:
     assert found.optimizer.schedule.epochs == 1
 
 
-def test_settings_in_python_lose_to_arguments() -> None:
+def test_arguments_override_settings_in_python() -> None:
     recipe = load_experiment("imagenet_resnet50_a1")
     changed = with_changes(recipe, 6, replaced={"optimizer.schedule.epochs": 7, "optimizer.ema_decay": None})
     assert (changed.optimizer.schedule.epochs, changed.optimizer.ema_decay) == (6, None)
 
 
-def test_section_that_is_null_is_created() -> None:
+def test_null_section_is_created() -> None:
     settings = parse_experiment({"network": {"arch": "deeplab_resnet18"}, "segmentation": {}}, "x").model_dump(
         mode="json"
     )

@@ -97,7 +97,7 @@ def test_robustness_set_by_name(data: Path, tmp_path: Path, capsys: pytest.Captu
     files = ["--json", str(tmp_path / "r.json"), "--predictions", str(tmp_path / "p.csv")]
     assert main([*command, "--set", "imagenet-r", *files]) == 0
     content = json.loads((tmp_path / "r.json").read_text())
-    assert (content["set"], content["count"], content["top5"]) == ("imagenet-r", 6, 100.0)  # of three classes
+    assert (content["set"], content["count"], content["top5"]) == ("imagenet-r", 6, 100.0)  # there are three classes
     assert "shufflenet_v2_x0_5, imagenet-r" in capsys.readouterr().out
     with (tmp_path / "p.csv").open() as file:
         assert {int(line["class1"]) for line in csv.DictReader(file)} <= {5, 6, 7}

@@ -12,7 +12,7 @@ from zoo.errors import ConfigError
 SECTIONS = ("network", "optimizer", "input", "training")
 
 
-def test_every_setting_has_type_default_and_sentence_about_it() -> None:
+def test_every_setting_has_type_default_and_description() -> None:
     for setting in (setting for section in describe_settings() for setting in section.settings):
         assert setting.type, setting.name
         assert setting.default, setting.name

@@ -90,7 +90,7 @@ def test_keys_of_original_project_are_read() -> None:
         ({"arch": "torchvision:resnet18", "memory": "lean"}, ExternalSpec),
     ],
 )
-def test_spec_holds_settings_of_its_kind_of_network_alone(network: dict[str, Any], section: type[Spec]) -> None:
+def test_spec_has_only_settings_of_its_kind_of_network(network: dict[str, Any], section: type[Spec]) -> None:
     experiment = parse_experiment({"network": network}, "x")
     assert type(experiment.network) is section
     content = experiment.model_dump(mode="json")

@@ -51,7 +51,7 @@ def test_every_option_is_explained_with_its_values_and_default(arch: Architectur
     assert all(field.description for field in arch.options.model_fields.values())
 
 
-def test_tuples_equal_lists_and_only_given_options_are_kept() -> None:
+def test_tuples_equal_lists_and_only_given_options_are_stored() -> None:
     spec = NetworkSpec(arch="revnext", options={"blocks": (3, 4)})
     assert spec.options == {"blocks": [3, 4]}
     assert spec == NetworkSpec(arch="revnext", options={"blocks": [3, 4]})

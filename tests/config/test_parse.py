@@ -28,7 +28,7 @@ def generated() -> dict[Path, str]:
         ("[" * 100_000, ": is not a JSON file"),
     ],
 )
-def test_file_not_json_is_named_with_line_and_column(tmp_path: Path, text: str, where: str) -> None:
+def test_invalid_json_error_names_file_line_and_column(tmp_path: Path, text: str, where: str) -> None:
     path = tmp_path / "x.json"
     path.write_bytes(text.encode("latin-1"))
     with pytest.raises(ConfigError) as caught:

@@ -291,7 +291,7 @@ def test_rewritten_networks_are_copied_and_pickled(duplicate):
     assert_same_training(model, twin)
 
 
-def test_rewritten_networks_turn_back():
+def test_rewritten_networks_convert_back():
     model = blocks(nn.LeakyReLU(0.1))
     twin = convert_norm(copy.deepcopy(model), "inplace")
     back = convert_norm(twin, "standard")

@@ -14,7 +14,7 @@ from zoo.convert.norm_conversion import apply_plans, plan_norms
 from zoo.errors import ConversionError
 from zoo.models.external import build_external, image_shape, iter_tensors, list_networks, smallest_of_each_family
 
-MAX_PARAMETERS = 10e6  # of the networks that are trained here
+MAX_PARAMETERS = 10e6  # largest network that is trained here
 SIZE, SEED = 64, 0
 
 
@@ -66,7 +66,7 @@ def check_training(name, model: nn.Module, images) -> None:
 
 
 @pytest.mark.exhaustive
-@pytest.mark.filterwarnings("ignore")  # of other packages
+@pytest.mark.filterwarnings("ignore")  # other packages warn
 def test_nine_tenths_of_families_are_accepted_and_train_as_before():
     """Takes many minutes."""
     pytest.importorskip("timm")

@@ -88,7 +88,7 @@ def test_image_failing_in_transform_is_unreadable(root: Path) -> None:
     assert ImageFolder(root, transform)[0, 1].drawn.pixels.shape == (3, 11, 11)
 
 
-def test_bug_in_transform_is_not_reported_as_bad_data(root: Path) -> None:
+def test_bug_in_transform_is_not_reported_as_data_error(root: Path) -> None:
     class _Broken(Transform):
         def draw(self, image: Pixels, generator: Random) -> Drawn:
             raise RuntimeError("a bug")

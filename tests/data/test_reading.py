@@ -60,7 +60,7 @@ def test_transparency_is_dropped_without_warning(tmp_path: Path, mode: str) -> N
 
 
 @pytest.mark.parametrize("kind", ["png", "tif"])
-def test_16_bit_gray_keeps_its_shades(tmp_path: Path, kind: str) -> None:
+def test_16_bit_gray_preserves_shades(tmp_path: Path, kind: str) -> None:
     shades = np.arange(256, dtype=np.uint16)
     ramp = (shades * 256 + shades[::-1]).reshape(16, 16)
     image = read_image(_saved(tmp_path / f"a.{kind}", Image.fromarray(ramp)))
@@ -179,7 +179,7 @@ def test_passing_fault_of_file_system_changes_no_bit(
 
 @pytest.mark.parametrize("number", FAULTS)
 @pytest.mark.parametrize("kind", KINDS)
-def test_lasting_fault_of_file_system_does_not_blame_file(
+def test_persistent_file_system_error_does_not_blame_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, waits: list[float], kind: str, number: int
 ) -> None:
     dataset = _dataset(kind, tmp_path)
@@ -191,7 +191,7 @@ def test_lasting_fault_of_file_system_does_not_blame_file(
 
 @pytest.mark.parametrize("number", [errno.EACCES, errno.ENOENT, errno.ELOOP])
 @pytest.mark.parametrize("kind", ["folder", "shards", "label maps"])
-def test_fault_of_one_file_is_not_tried_again(
+def test_fault_of_one_file_is_not_retried(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, waits: list[float], kind: str, number: int
 ) -> None:
     dataset = _dataset(kind, tmp_path)

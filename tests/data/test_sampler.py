@@ -58,7 +58,9 @@ def test_all_ranks_have_the_same_number_of_batches_with_equal_shares() -> None:
         (6, 8, 3, 1, False, [6]),
     ],
 )
-def test_merging_by_hand(num: int, batch: int, world: int, accumulate: int, merged: bool, sizes: list[int]) -> None:
+def test_merged_images_equal_manual_merge(
+    num: int, batch: int, world: int, accumulate: int, merged: bool, sizes: list[int]
+) -> None:
     sampler = _ranks(num, batch, world, accumulate)[0]
     assert sampler.merged == merged
     assert [sampler.global_size(index) for index in range(len(sampler))] == sizes

@@ -146,7 +146,7 @@ def test_only_active_processes_are_synchronized():
     assert [round(mean, 6) for _, _, mean in results[1:]] == [0.15, 0.15]  # momentum 0.1 times the mean of 1 and 2
 
 
-def test_without_process_group_it_is_unsynchronized_layer():
+def test_layer_is_unsynchronized_without_process_group():
     x = torch.randn(4, 3, 5, 5, dtype=torch.float64)
     assert (
         relative_error(InPlaceABNSync(3).double()(x.clone()), activated_batch_norm(x, torch.ones(3).double(), None))

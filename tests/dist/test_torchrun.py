@@ -20,8 +20,8 @@ from zoo.engine.checkpoint import CHECKPOINT, read
 
 pytestmark = pytest.mark.dist
 
-LIMIT_S = 300.0  # of a whole run, on a machine that does other things too
-KILL_AT = 9  # of 15 steps; one step after a checkpoint
+LIMIT_S = 300.0  # timeout of a whole run on a busy machine
+KILL_AT = 9  # step to kill, out of 15; one step after a checkpoint
 SETTINGS: dict[str, Any] = {
     "network": {"arch": "resnet32_cifar", "bn_mode": "sync", "classes": 2},
     "optimizer": {"batch_size": 12, "learning_rate": 0.01, "schedule": {"epochs": 3}},

@@ -132,7 +132,7 @@ def test_killed_save_leaves_good_checkpoint(tmp_path: Path, monkeypatch: pytest.
 
 
 @pytest.mark.parametrize("fraction", [0.0, 0.3, 0.999])
-def test_cut_off_file_is_reported_as_damaged(tmp_path: Path, fraction: float) -> None:
+def test_truncated_file_is_reported_as_damaged(tmp_path: Path, fraction: float) -> None:
     path = save(_state(), tmp_path)
     path.write_bytes(path.read_bytes()[: int(fraction * path.stat().st_size)])
     refused(CheckpointError, lambda: read(path), str(path), "damaged")

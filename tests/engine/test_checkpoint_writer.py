@@ -20,7 +20,7 @@ from zoo.engine.reporting import TrainMetrics
 from zoo.errors import CheckpointError, TrainingInterrupted
 
 TIMEOUT_S = 20.0
-EVERY_STEPS = 3  # of 5 steps per epoch
+EVERY_STEPS = 3  # an epoch has 5 steps
 
 
 @pytest.fixture(scope="module")

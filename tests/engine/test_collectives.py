@@ -26,7 +26,12 @@ from zoo.tasks import task_of
 pytestmark = pytest.mark.dist
 
 CHANNELS = (8, 16)
-NUM_BYTES = {"float": 4, "double": 8, "long int": 8, "c10::BFloat16": 2}  # of an element, by the profiler's names
+NUM_BYTES = {
+    "float": 4,
+    "double": 8,
+    "long int": 8,
+    "c10::BFloat16": 2,
+}  # bytes per element
 NORMS = {"standard": nn.BatchNorm2d, "inplace": InPlaceABN, "sync": InPlaceABNSync}
 
 

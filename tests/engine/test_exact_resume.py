@@ -40,7 +40,7 @@ from zoo.registry.get import build_from_config
 
 pytestmark = pytest.mark.dist
 
-KILL_AT, EVERY_STEPS = 8, 3  # of 5 steps per epoch: in the second epoch, two steps after a checkpoint
+KILL_AT, EVERY_STEPS = 8, 3  # an epoch has 5 steps: in the second epoch, two steps after a checkpoint
 
 
 @pytest.fixture(scope="module")

@@ -116,7 +116,7 @@ def test_ranks_agree_after_single_all_reduce(finite: bool) -> None:
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-def test_update_never_waits_for_device() -> None:
+def test_update_never_synchronizes_with_device() -> None:
     meter = Meter("cuda", 2)
     counts: Tensor = torch.ones(2, dtype=torch.int64, device="cuda")
     loss = torch.ones((), device="cuda")

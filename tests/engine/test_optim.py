@@ -72,7 +72,7 @@ class _WithHead(nn.Sequential):
 
 class _WithAnswer(_WithHead):
     def get_classifier(self) -> nn.Module | tuple[nn.Module, ...]:
-        return self.readout, self.body  # as distilled networks of timm
+        return self.readout, self.body  # like distilled networks of timm
 
 
 def _on_meta(name: str, **options: Any) -> nn.Module:
@@ -182,7 +182,7 @@ def test_unavailable_timm_optimizer_is_named(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_model_method_no_weight_decay_is_respected() -> None:
     model = _Net()
-    model.no_weight_decay = lambda: {"conv.weight"}  # type: ignore[assignment]  # as networks of timm have it
+    model.no_weight_decay = lambda: {"conv.weight"}  # type: ignore[assignment]  # like networks of timm
     assert [name for name, (_, decay) in _built(model, weight_decay=0.1).items() if not decay] == ["conv.weight"]
 
 

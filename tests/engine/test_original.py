@@ -208,7 +208,7 @@ def test_moving_average_starts_from_weights_of_file(data: Path, tmp_path: Path) 
         assert torch.equal(value, weights[f"module.{name}"])
 
 
-def test_auto_continues_in_log_folder_of_original(data: Path, tmp_path: Path) -> None:
+def test_auto_resumes_in_log_folder_of_original(data: Path, tmp_path: Path) -> None:
     plain = train_plainly(settings(), data)
     torch.save(plain.saved, tmp_path / CHECKPOINT)
     log = MemoryLog()

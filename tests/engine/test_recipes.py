@@ -24,7 +24,7 @@ from zoo.engine.state import TrainState
 from zoo.engine.step import StepBatch
 from zoo.errors import ConfigError, TrainingInterrupted
 
-TOLERANCE = 200 * torch.finfo(torch.float32).eps  # of some ten roundings in each step, and weights of about 1
+TOLERANCE = 200 * torch.finfo(torch.float32).eps  # about ten roundings per step, and weights of about 1
 # torch warns of more workers than cores, which is no fault of the tests
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")
 
@@ -97,7 +97,7 @@ def test_run_stopped_within_epoch_resumes_bit_identically(
     assert differences(checkpoint, read(stopped / CHECKPOINT)) == []
 
 
-def test_workers_change_no_bit(
+def test_number_of_workers_does_not_change_bits(
     data: Path, tmp_path: Path, straight: tuple[dict[str, Any], list[tuple[Tensor, Tensor]]]
 ) -> None:
     run(_config(), data, tmp_path, MemoryLog(), workers=2)

@@ -95,7 +95,7 @@ def _interrupted(config: Experiment, data: Path, folder: Path, steps: Iterable[i
     return run(config, data, folder, MemoryLog(), **options)
 
 
-@pytest.mark.parametrize("steps", [[4], [5], [6, 9], [3, 4, 11]])  # of two steps per epoch
+@pytest.mark.parametrize("steps", [[4], [5], [6, 9], [3, 4, 11]])  # an epoch has two steps
 def test_resumed_run_counts_and_saves_like_uninterrupted_run(
     steps: list[int], data: Path, tmp_path: Path, scored: Any
 ) -> None:
@@ -112,7 +112,7 @@ def test_resumed_run_counts_and_saves_like_uninterrupted_run(
         assert differences(*contents) == []
 
 
-def test_early_stop_is_not_trained_further_unless_patience_grows(data: Path, tmp_path: Path, scored: Any) -> None:
+def test_stopped_run_continues_only_with_more_patience(data: Path, tmp_path: Path, scored: Any) -> None:
     scored(SCORES)
     assert run(_config(patience=1), data, tmp_path, MemoryLog()).epoch == 3
     assert run(_config(patience=1), data, tmp_path, log := MemoryLog(), resume="auto").epoch == 3

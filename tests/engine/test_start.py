@@ -97,7 +97,7 @@ def _schedule(epochs: int, kind: str = "cosine") -> dict[str, Any]:
     return {"schedule": {"type": kind, "mode": "step", "epochs": epochs, "warmup_epochs": 0.5}}
 
 
-def test_settings_outside_of_computation_may_change(tmp_path: Path) -> None:
+def test_settings_without_effect_on_computation_may_change(tmp_path: Path) -> None:
     _save_steps(tmp_path, 1)
     expected = {"source": "a paper", "scores": {"center8": {"top1": 1.0, "top5": 2.0}}}
     changed = make_config(checkpoint={"every_steps": 7}, expected=expected)

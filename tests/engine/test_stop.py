@@ -16,7 +16,7 @@ from zoo.engine.stop import SIGNALS, StopSignals
 
 
 @pytest.mark.parametrize("number", SIGNALS)
-def test_signal_is_remembered_instead_of_ending_process(number: signal.Signals) -> None:
+def test_signal_is_recorded_instead_of_ending_process(number: signal.Signals) -> None:
     with StopSignals() as stop:
         assert stop.agreed() is None
         os.kill(os.getpid(), number)

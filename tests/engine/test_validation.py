@@ -108,7 +108,7 @@ def test_ten_crop_logits_are_averaged_before_loss_and_accuracy() -> None:
     assert result.top1 == 100 * int((by_hand.argmax(1) == targets).sum()) / 3
 
 
-def test_each_module_gets_its_own_mode_back_even_after_error() -> None:
+def test_mode_of_each_module_is_restored_even_after_error() -> None:
     net = Net().train()
     net.fc.eval()
     with mock.patch.object(net, "forward", side_effect=ZooError("broken")), pytest.raises(ZooError, match="broken"):

@@ -27,7 +27,7 @@ def _network() -> nn.Module:
 
 
 @pytest.mark.parametrize("is_lean", [False, True])
-def test_compiler_gets_lean_rule_for_lean_network(is_lean: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_compiled_lean_network_uses_lean_rule(is_lean: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     import torch._inductor.compile_fx  # here, as it warns in torch 2.11
 
     seen: list[dict[str, Any]] = []

@@ -18,8 +18,8 @@ from zoo.errors import ZooError
 
 SHORT = 25  # examples in the default run; `make faults` takes 10,000
 EXAMPLES = pytest.mark.parametrize("examples", [SHORT, pytest.param(10_000, marks=pytest.mark.exhaustive)])
-MEMORY_BYTES = 2**30  # what a case may take beyond what the process has already
-MESSAGE_LENGTH = 5_000  # of a message, which somebody has to read
+MEMORY_BYTES = 2**30  # additional memory that a case may allocate
+MESSAGE_LENGTH = 5_000  # longest readable message, in characters
 RUNS = {
     "os.system",
     "os.exec",

@@ -21,7 +21,7 @@ from zoo.errors import CheckpointError
 from zoo.tasks import task_of
 
 MISSING = object()
-WEIGHT = torch.zeros(8, 3, 3, 3)  # of the shape of the network's first parameter
+WEIGHT = torch.zeros(8, 3, 3, 3)  # has the shape of the network's first parameter
 
 
 @pytest.fixture(scope="module")

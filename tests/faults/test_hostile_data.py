@@ -46,7 +46,7 @@ def _make(root: Path) -> None:
 
 
 @EXAMPLES
-def test_any_bytes_of_index_are_images_or_message(count: int, tmp_path: Path) -> None:
+def test_any_bytes_of_index_give_images_or_error(count: int, tmp_path: Path) -> None:
     root = tmp_path / "train"
     _make(root)
     whole = index_path(root).read_bytes()
@@ -76,7 +76,7 @@ def _tar(tar_format: int) -> bytes:
 
 
 @EXAMPLES
-def test_any_bytes_of_shard_are_images_or_message(count: int, tmp_path: Path) -> None:
+def test_any_bytes_of_shard_give_images_or_error(count: int, tmp_path: Path) -> None:
     root = tmp_path / "train"
     root.mkdir()
     originals = [_tar(tar_format) for tar_format in (tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT)]
@@ -125,7 +125,7 @@ def _with_size(encoded: bytes, height: int, width: int) -> bytes:
 
 @EXAMPLES
 @pytest.mark.filterwarnings("ignore")  # PIL warns of metadata that it cannot read
-def test_any_bytes_of_jpeg_file_are_pixels_or_message(count: int, tmp_path: Path) -> None:
+def test_any_bytes_of_jpeg_file_give_pixels_or_error(count: int, tmp_path: Path) -> None:
     sizes = st.integers(0, 65535) | st.sampled_from([0, 1, 19, 26, 65500, 65535])
     claimed = st.builds(_with_size, st.sampled_from(_jpegs()), sizes, sizes)
 

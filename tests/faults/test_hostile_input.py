@@ -21,14 +21,14 @@ from zoo.weights.description import parse_description
 
 
 @EXAMPLES
-def test_any_settings_are_experiment_or_message(count: int, tmp_path: Path) -> None:
+def test_any_settings_give_experiment_or_error(count: int, tmp_path: Path) -> None:
     full = load_experiment("cityscapes_wider_resnet38_ipabn-sync_872_class_uniform").model_dump(mode="json")
     cases = damaged_tree(SETTINGS) | damaged_tree(full) | JSON
     fuzz(lambda content: parse_experiment(content, "test"), count, cases, tmp_path)
 
 
 @EXAMPLES
-def test_any_bytes_of_experiment_file_are_experiment_or_message(count: int, tmp_path: Path) -> None:
+def test_any_bytes_of_experiment_file_give_experiment_or_error(count: int, tmp_path: Path) -> None:
     path = tmp_path / "tiny.json"
     originals = [file.read_bytes() for file in sorted(experiments_dir().glob("res*.json"))[:5]]
 
@@ -40,7 +40,7 @@ def test_any_bytes_of_experiment_file_are_experiment_or_message(count: int, tmp_
 
 
 @EXAMPLES
-def test_any_record_in_weights_file_is_record_or_message(count: int, tmp_path: Path) -> None:
+def test_any_record_in_weights_file_gives_record_or_error(count: int, tmp_path: Path) -> None:
     config = parse_experiment(SETTINGS, "test")
     record = config.record(("a", "b")).content()
     cases = damaged_tree({"network": record, "state_dict": {}}) | st.dictionaries(
@@ -66,5 +66,5 @@ def _images() -> list[bytes]:
 
 @EXAMPLES
 @pytest.mark.filterwarnings("ignore")  # PIL warns of metadata that it cannot read
-def test_any_bytes_of_image_are_pixels_or_message(count: int, tmp_path: Path) -> None:
+def test_any_bytes_of_image_give_pixels_or_error(count: int, tmp_path: Path) -> None:
     fuzz(lambda encoded: decode_as(encoded, "a.jpg", load_rgb, "an image"), count, mutated(_images()), tmp_path)

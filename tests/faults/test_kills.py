@@ -23,7 +23,7 @@ from zoo.engine.checkpoint import CHECKPOINT, read
 pytestmark = [pytest.mark.dist, pytest.mark.exhaustive]
 
 LAUNCHER_S = 5.0
-END_S = 120.0  # of a run of two seconds, on a machine that does other things too
+END_S = 120.0  # timeout of a run of two seconds on a busy machine
 NUM_KILLS = 50
 IN_WRITES = 17  # a third of them
 SETTINGS = {
@@ -39,7 +39,7 @@ def _train(rank: int, world_size: int, port: int, folder: Path, log_dir: Path) -
     with open(folder / f"printed.{rank}", "a") as printed, contextlib.redirect_stderr(printed):
         command = ["train", str(folder / "tiny.json"), str(folder / "data"), "--log-dir", str(log_dir)]
         code = main([*command, "-j", "1", "--resume", "auto"])
-    os._exit(code)  # as a command ends, and not as a process of a pool
+    os._exit(code)  # exit like a command, not like a process of a pool
 
 
 class _Run:

@@ -107,7 +107,7 @@ def test_resumed_run_removes_leftovers_of_killed_save(finished: Run, log_dir: Pa
     assert list(log_dir.glob(".*.tmp")) == []
 
 
-def test_temporarily_full_disk_keeps_whole_records(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_temporarily_full_disk_leaves_complete_records(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     logging.getLogger("zoo").setLevel(logging.INFO)
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     config = load_experiment("quickstart_fashion_mnist")

@@ -34,7 +34,7 @@ def test_names_cannot_forge_log_lines_or_terminal_colors(tmp_path: Path, capsys:
 def test_file_name_other_than_utf_8_is_logged(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    # Else pytest keeps the name for its report, which its parallel processes cannot send to each other.
+    # Otherwise pytest would store the name in its report, which cannot be sent between its processes.
     monkeypatch.setattr(logging.getLogger("zoo"), "propagate", False)
     set_up_console(0)
     with RunLog(tmp_path, 0, Experiment()):

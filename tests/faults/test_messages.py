@@ -44,7 +44,7 @@ def test_error_gives_place_cause_and_remedy_all_escaped() -> None:
         ("nosuch", "zoo list shows all"),
     ],
 )
-def test_only_near_names_are_suggested(name: str, hint: str) -> None:
+def test_only_similar_names_are_suggested(name: str, hint: str) -> None:
     assert nearest(name, ["resnet18", "densenet264", "vovnet"], "zoo list shows all") == hint
 
 

@@ -137,7 +137,7 @@ def test_worker_killed_during_save_does_not_blame_checkpoint(tmp_path: Path, mon
         raise RuntimeError("DataLoader worker (pid 17) is killed by signal: Killed. ")
 
     def interrupted(*args: Any) -> None:
-        while sys._current_frames()[main_thread].f_code.co_name != "wait":  # of Condition, which both wait with
+        while sys._current_frames()[main_thread].f_code.co_name != "wait":  # both wait with Condition.wait
             time.sleep(0.001)
         signal.pthread_kill(main_thread, signal.SIGUSR1)
         was_killed.set()

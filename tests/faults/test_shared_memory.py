@@ -143,7 +143,7 @@ def test_limit_of_open_files_names_remedy(tmp_path: Path, monkeypatch: pytest.Mo
 
 def test_workers_that_cannot_start_name_way_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(self: Any) -> Any:
-        raise OSError(28, "No space left on device")  # of a semaphore
+        raise OSError(28, "No space left on device")  # raised when a semaphore is created
 
     monkeypatch.setattr("torch.utils.data.DataLoader.__iter__", fail)
     refused(DataError, lambda: iter(_loader("train", tmp_path)), "/dev/shm has")

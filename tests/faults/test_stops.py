@@ -57,7 +57,7 @@ def _sleep() -> None:
 
 
 def _freeze() -> None:
-    os.kill(os.getpid(), signal.SIGSTOP)  # as dead network storage does
+    os.kill(os.getpid(), signal.SIGSTOP)  # hangs like dead network storage
 
 
 class Hang:

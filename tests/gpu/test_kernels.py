@@ -46,7 +46,7 @@ def test_layers_of_real_size_equal_float64_reference(shape, dtype, layout):
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("dtype", FLOATS)
-def test_runs_repeat_bit_for_bit_under_load(dtype, layout):
+def test_runs_are_bit_identical_under_load(dtype, layout):
     case = Case(dtype, layout, "leaky_relu", (16, 64, 113, 97), shortcut=True)
     first = run(TRITON, case, "cuda")
     other = torch.cuda.Stream()
@@ -87,7 +87,7 @@ def test_recorded_graph_replays_new_input_as_eager_computes_it(layout):
 
 
 @pytest.mark.parametrize("layout", [*LAYOUTS, "transposed"])
-def test_nothing_waits_for_device(layout):
+def test_no_operation_synchronizes_with_device(layout):
     x, dz, shortcut, settings = make(Case("bfloat16", layout, shape=(4, 64, 28, 28), shortcut=True), "cuda")
     step(x, dz, shortcut, settings)
     with no_synchronization():

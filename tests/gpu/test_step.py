@@ -32,7 +32,7 @@ def _state(process: Process, fused: bool = False, **training: Any) -> TrainState
 
 @pytest.mark.parametrize("fused", [False, True])
 @pytest.mark.parametrize("amp", ["off", "bf16", "fp16"])
-def test_step_never_waits_for_device(amp: str, fused: bool) -> None:
+def test_step_never_synchronizes_with_device(amp: str, fused: bool) -> None:
     with open_process() as process:
         state = _state(process, fused, amp=amp, channels_last=True)
         images = torch.randn(8, 3, 8, 8, device=process.device)

@@ -217,7 +217,7 @@ def test_wrappers_hold_norm_as_bn(wrapper: type[nn.Module]) -> None:
 
 
 @pytest.mark.parametrize("kind", CLASSES)
-def test_none_is_identity(kind: type[ABN]) -> None:
+def test_none_means_identity(kind: type[ABN]) -> None:
     """openseg, STDC-Seg, BiSeNet and face parsing have "none"; CCNet has "identity"."""
     check_equal(kind(4, activation="none").double(), nn.BatchNorm2d(4).double(), images())
     check_equal(partial(kind, activation="identity")(4).double(), nn.BatchNorm2d(4).double(), images())
@@ -366,7 +366,7 @@ def test_unversioned_file_may_lack_counters(kind: type[ABN]) -> None:
 
 
 @pytest.mark.parametrize(("activation", "parameter"), [("none", 0.01), ("leaky_relu", 0.0), ("elu", 1.0)])
-def test_conversion_to_standard_norms_keeps_outputs(activation: str, parameter: float) -> None:
+def test_conversion_to_standard_norms_preserves_outputs(activation: str, parameter: float) -> None:
     network = nn.Sequential(nn.Conv2d(4, 4, 1), InPlaceABN(4, 1e-5, 0.1, True, activation, parameter)).double().eval()
     expected = network(images())
     converted = convert_norm(copy.deepcopy(network), "standard")

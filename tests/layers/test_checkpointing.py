@@ -46,7 +46,7 @@ def test_checkpointed_blocks_equal_plain_with_dropout_and_autocast(kind, autocas
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # torch's own, while it compiles
-def test_compiled_blocks_are_repeated_too():
+def test_compiled_blocks_are_recomputed():
     torch._dynamo.reset()
     repeated = []
 

@@ -41,7 +41,7 @@ def worst(actual, expected):
 @pytest.mark.parametrize("features_only", [False, True])
 @pytest.mark.parametrize("dilation", [1, [1, 1, 2, 4]])
 @pytest.mark.parametrize("norm", ["standard", "inplace"])
-def test_every_way_to_save_memory_is_the_same_step(norm, dilation, features_only):
+def test_every_memory_strategy_takes_the_same_step(norm, dilation, features_only):
     x = torch.randn(2, 3, 72, 56, dtype=torch.float64)  # 9x7 maps before the last pool, which leaves odd ones out
     options = {"dilation": dilation, "features_only": features_only}
     plain = step(network(norm, "plain", **options).double(), x)

@@ -75,7 +75,7 @@ def test_reconstruction_equals_stored_activations(kind, batch, training):
         assert torch.equal(buffer, theirs)
 
 
-def test_errors_inside_branch_do_not_leave_block():
+def test_rounding_errors_inside_branch_stay_in_block():
     torch.manual_seed(0)
     block = LayerwiseBlock(*([*unit(8), InvertibleConv(8), InvertibleLeakyReLU(1e-3)] for _ in "fg"))
     init_weights(block)

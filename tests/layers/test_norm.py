@@ -118,7 +118,7 @@ def test_activation_is_read_at_each_call(cls):
 
 
 @pytest.mark.parametrize("cls", CLASSES)
-def test_shape_faults_name_shape(cls):
+def test_shape_errors_name_shape(cls):
     refused(ValueError, lambda: cls(3)(torch.randn(4, 5, 2, 2)), "3 channels", "(4, 5, 2, 2)")
     refused(ValueError, lambda: cls(3)(torch.randn(3)), "(3,)")
     refused(ValueError, lambda: cls(3)(torch.zeros(4, 3, dtype=torch.long)), "torch.int64")

@@ -108,7 +108,7 @@ def compare_dynamic(norm, activation: str, momentum: float | None, backend: str)
 
     Returns the number of graphs in training.
     """
-    layers = 2 if backend == "eager" else LAYERS  # what six layers show are faults of functionalized graphs
+    layers = 2 if backend == "eager" else LAYERS  # six layers only matter for functionalized graphs
     eager = chain(lambda c, activation: norm(c, momentum=momentum, activation=activation), activation, layers)
     network = copy.deepcopy(eager)
     counter = CompileCounterWithBackend(backend)

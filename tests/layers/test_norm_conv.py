@@ -69,7 +69,7 @@ def test_outputs_gradients_and_buffers_equal_the_two_modules(norm, state):
 
 
 @pytest.mark.parametrize("inplace", [True, False])
-def test_single_input_stays_unchanged(inplace):
+def test_single_input_is_returned_unchanged(inplace):
     layer, conv = pair()
     layer.inplace = inplace
     x = torch.cat(parts(), 1)

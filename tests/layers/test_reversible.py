@@ -87,7 +87,7 @@ def test_evaluation_uses_running_statistics_and_returns_gradients():
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("number", [1, 8, 18])
-def test_inverse_returns_input_and_moves_no_statistics(dtype, number):
+def test_inverse_returns_input_without_updating_statistics(dtype, number):
     blocks = network(InPlaceABN, number, bottleneck=True)[1].to(dtype)
     init_weights(blocks, "torch")
     x = torch.randn(8, 8, 16, 16, dtype=dtype)

@@ -456,7 +456,7 @@ def test_sign_of_nan_is_the_only_ignored_difference() -> None:
     assert zoo.check(Constant(8, 2), torch.randn(4, 8), variant=around(negate)).same is True
 
 
-def test_zero_of_the_other_sign_is_difference() -> None:
+def test_zero_with_other_sign_is_a_difference() -> None:
     model = nn.Sequential(nn.Linear(8, 2), nn.Threshold(100, 0))
     found = zoo.check(model, torch.randn(4, 8), variant=around(lambda wrapped, x: -wrapped.module(x)))
     assert str(found.difference) == "step 1, output: 8 of 8 elements differ, at most by 0"
@@ -553,7 +553,7 @@ def test_losses_and_steps_without_comparison_raise(options: Any, error: type[Exc
         zoo.check(nn.Linear(8, 2), torch.randn(4, 8), **options)
 
 
-def test_output_without_default_loss_needs_loss() -> None:
+def test_output_without_default_loss_requires_loss() -> None:
     class Words(nn.Linear):
         def forward(self, x: Tensor) -> str:
             return "words"

@@ -167,7 +167,7 @@ class TanhOnceInNetwork(nn.Module):
         return TanhOnce.apply(x)
 
 
-def test_scenario_that_plain_training_cannot_run_is_left_out() -> None:
+def test_scenario_that_fails_in_plain_training_is_skipped() -> None:
     found = zoo.check(network_of(with_last(TanhOnceInNetwork())), *features())
     assert found.same is True
     assert "second derivatives" in found.skipped
@@ -184,7 +184,7 @@ def test_error_of_variant_alone_is_no_difference_and_is_reported() -> None:
     assert "\nthe variant alone raises an error: second derivatives (" in str(found)
 
 
-def test_scenario_that_is_not_deterministic_is_left_out() -> None:
+def test_nondeterministic_scenario_is_skipped() -> None:
     class Noisy(nn.Linear):
         def forward(self, x: Tensor) -> Tensor:
             noise = random.SystemRandom().random() if torch.is_autocast_enabled("cpu") else 0

@@ -27,7 +27,7 @@ def report_of(batch: int, **options: Any) -> zoo.MemoryReport:
     return zoo.memory_report(network().to("meta"), torch.randn(batch, 3, SIZE_PX, SIZE_PX, device="meta"), **options)
 
 
-def test_fit_is_printed_with_its_margin() -> None:
+def test_fit_is_printed_with_margin() -> None:
     assert str(Fit(14.2e9, 24 * 10**9)) == "fits: 14.2 GB of 24 GB, 9.8 GB left"
     assert str(Fit(30.1e9, 24 * 10**9)) == "does not fit: 30.1 GB of 24 GB, 6.1 GB too much"
     assert str(Fit(float("inf"), 24 * 10**9)) == "does not fit: out of memory"
@@ -43,7 +43,7 @@ def test_lean_training_fits_where_plain_training_does_not(device: str) -> None:
     assert report.fits(f"{between} B").peak == report.peak
 
 
-def test_report_with_budget_is_about_training_within_it() -> None:
+def test_report_with_budget_describes_training_within_budget() -> None:
     without, within = report_of(32), report_of(32, budget=0.5)
     between = round((without.peak + within.peak) / 2)
     assert within.fits(between)
@@ -143,7 +143,7 @@ def test_largest_batch_of_recurrent_network_raises(kind: str) -> None:
         report.largest_batch("1GB")
 
 
-def test_each_input_of_length_of_batch_grows_with_it() -> None:
+def test_inputs_with_length_of_batch_grow_with_it() -> None:
     class Pair(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -194,7 +194,7 @@ def test_data_dependent_network_has_no_largest_batch() -> None:
         report.largest_batch("1GB")
 
 
-def test_without_batch_there_is_no_largest_batch() -> None:
+def test_largest_batch_needs_batch() -> None:
     class Constant(nn.Linear):
         def forward(self, x: Tensor) -> Tensor:
             return super().forward(torch.zeros(2, 8, device=self.weight.device)).exp()

@@ -77,7 +77,7 @@ def test_plot_without_path_is_shown_in_notebook(report: zoo.MemoryReport) -> Non
 
     figure = report.plot()
     assert isinstance(figure, Figure)
-    assert figure._repr_png_().startswith(b"\x89PNG")  # what IPython asks for
+    assert figure._repr_png_().startswith(b"\x89PNG")  # IPython calls it
     figure.axes[0].set_title("ResNet-50")  # the figure can be changed
 
 

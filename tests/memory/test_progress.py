@@ -38,7 +38,7 @@ def test_long_step_is_shown_while_it_runs(monkeypatch: pytest.MonkeyPatch) -> No
     assert terminal.getvalue().split("\r")[-1].strip() == ""  # the line is erased
 
 
-def test_short_measurement_shows_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_short_measurement_prints_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     terminal = open_terminal(monkeypatch, 60)
     with progress("zoo.check") as show:
         show("plain training")

@@ -124,7 +124,7 @@ def test_20_steps_are_bit_identical_to_torch(name, options, seed):
             optimizer.zero_grad()
             scheduler.step()
             average.update_parameters(model)
-            if step == 10:  # as a resumed run does
+            if step == 10:  # like a resumed run
                 optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict()))
         seen.append([*model.state_dict().values(), *average.state_dict().values(), *_states(optimizer)])
     assert len(seen[0]) == len(seen[1]) > len(network.state_dict())
@@ -201,7 +201,7 @@ def test_peak_has_no_gradients_beside_those_of_one_layer():
     assert peaks[1] <= 2.5 * of_layer
 
 
-def test_small_gradients_stay_for_the_step():
+def test_small_gradients_are_not_released():
     found = []
     for is_released in (False, True):
         torch.manual_seed(0)
@@ -265,7 +265,7 @@ def test_second_loss_is_an_error_even_of_other_parameters():
         model.last(hidden).sum().backward()
 
 
-def test_two_losses_within_a_sum_or_the_context_are_right():
+def test_two_losses_are_supported():
     found = []
     for number in range(3):
         torch.manual_seed(0)
@@ -333,7 +333,7 @@ def test_weight_that_backward_reads_after_its_update_is_an_error():
     model = nn.Linear(4, 4)
     zoo.release_gradients(model, torch.optim.SGD(model.parameters(), lr=0.1))
     first = torch.ones(1, 4, requires_grad=True)
-    hidden = torch.nn.functional.linear(first * 2, model.weight.detach())  # whose backward comes after the update
+    hidden = torch.nn.functional.linear(first * 2, model.weight.detach())  # its backward follows the update
     with pytest.raises(RuntimeError, match="modified by an inplace"):
         model(hidden).sum().backward()
 
@@ -477,7 +477,7 @@ def test_adafactor_of_several_dtypes_is_refused():
         zoo.release_gradients(model, torch.optim.Adafactor(model.parameters()))
 
 
-def test_group_of_several_kinds_is_refused():
+def test_mixed_parameter_group_is_refused():
     class Other(nn.Parameter):
         pass
 

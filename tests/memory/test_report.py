@@ -239,7 +239,7 @@ def test_reported_peaks_equal_measured_peaks_of_training_steps() -> None:
     blocks = nn.Sequential(stem, nn.Sequential(*body), pool, flatten, head)
     report = zoo.memory_report(blocks, x)
     checkpointed = nn.Sequential(stem, *map(Checkpointed, body), pool, flatten, head)
-    assert report.plain_peak == pytest.approx(peak(blocks, x), rel=0.15)  # which has scratch memory, too
+    assert report.plain_peak == pytest.approx(peak(blocks, x), rel=0.15)  # the measured peak includes scratch memory
     assert report.with_checkpoints == pytest.approx(peak(checkpointed, x), rel=0.15)
     assert report.peak == pytest.approx(peak(lean(blocks), x), rel=0.15)
     of_lean = zoo.memory_report(blocks, x)  # the network is lean now
@@ -262,7 +262,7 @@ def norm_between_convolutions(norm: nn.Module) -> nn.Module:
         (network(channels=16).to(memory_format=torch.channels_last), torch.float64),
         (norm_between_convolutions(nn.BatchNorm2d(8, affine=False)), torch.float32),
         (norm_between_convolutions(nn.BatchNorm2d(8).eval()), torch.float32),
-        (norm_between_convolutions(nn.BatchNorm2d(8)), torch.bfloat16),  # whose norms are not fused
+        (norm_between_convolutions(nn.BatchNorm2d(8)), torch.bfloat16),  # its norms are not fused
     ],
     ids=["residual", "channels last", "without weights", "evaluation", "half precision"],
 )
@@ -295,7 +295,7 @@ def test_no_plain_step_runs_if_peak_is_limited() -> None:
     assert f"peak of a training step: lean {report.peak / 1e6:.3g} MB\n" in str(report)
 
 
-def test_without_loss_no_peak_is_measured() -> None:
+def test_no_peak_is_measured_without_loss() -> None:
     class Hiding(nn.Conv2d):
         def forward(self, x: Tensor) -> list[int]:
             return [super().forward(x).exp().numel()]
@@ -332,7 +332,7 @@ def test_input_named_like_option_raises() -> None:
         zoo.memory_report(WithLoss(), torch.randn(2, 64), budget=0.5)
 
 
-def test_dict_is_one_input() -> None:
+def test_dict_counts_as_one_input() -> None:
     class OfDict(nn.Linear):
         def forward(self, batch: dict[str, Tensor]) -> Tensor:
             return super().forward(batch["x"]).exp()

@@ -58,7 +58,7 @@ def test_index_has_sizes_of_every_network_and_both_stems() -> None:
     assert sum("+" in case for case in network_sizes()) == 7
 
 
-def test_every_family_is_here() -> None:
+def test_every_family_has_a_small_network() -> None:
     assert {ARCHITECTURES[arch].family for arch in ALL} == {record.family for record in ARCHITECTURES.values()}
 
 
@@ -118,7 +118,7 @@ def test_chosen_features_equal_full_list_and_freeze_unused_parameters(arch: str,
 
 @pytest.mark.parametrize("arch", CLASSIFIERS)
 @torch.no_grad()
-def test_intermediates_are_features(arch: str) -> None:
+def test_intermediates_equal_features(arch: str) -> None:
     norm = norms_of(arch)[-1]
     model, backbone = build(arch, norm=norm).eval(), build(arch, norm=norm, features_only=True).eval()
     backbone.load_state_dict(model.state_dict(), strict=False)
@@ -235,7 +235,7 @@ def test_steps_equal_stored_activations(arch: str, memory: str, norm: str | None
 
 
 @pytest.mark.parametrize(("arch", "memory"), STRATEGIES)
-def test_statistics_move_once_per_step_and_keys_are_those_of_plain(arch: str, memory: str) -> None:
+def test_statistics_update_once_per_step_and_keys_equal_plain_keys(arch: str, memory: str) -> None:
     model = build(arch, memory=memory)
     assert list(model.state_dict()) == list(build(arch, memory="plain").state_dict())
     step(model, images())

@@ -81,8 +81,8 @@ def test_batch_norms_fold_into_convolutions(name):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["converted", "revnext", "revnext, in-place", "revnext_flat"])
-@pytest.mark.filterwarnings("ignore")  # of onnxscript and of torch.onnx
-def test_onnx_computes_the_same(name):
+@pytest.mark.filterwarnings("ignore")  # onnxscript and torch.onnx warn
+def test_onnx_program_equals_network(name):
     pytest.importorskip("onnxscript")
     model, x = network_and_images(name)
     program = torch.onnx.export(model, (x,), dynamo=True, verbose=False)

@@ -83,7 +83,7 @@ def test_list_and_show_describe_network(capsys: pytest.CaptureFixture[str]) -> N
     assert "Channels of the first rung" in capsys.readouterr().out
 
 
-def test_network_is_body_of_deeplab() -> None:
+def test_network_can_be_body_of_deeplab() -> None:
     model = zoo.get("deeplab_ladder_short", num_classes=3).eval()
     assert model.body.feature_info.reduction()[-1] == 8
     assert model(torch.randn(1, 3, 64, 96)).shape == (1, 3, 64, 96)
@@ -115,7 +115,7 @@ def test_weights_file_describes_network(tmp_path: Path) -> None:
     refused(zoo.WeightsError, lambda: zoo.load_weights(body, tmp_path / "ladder.pth"), "stem.0.weight")
 
 
-def test_module_that_is_imported_again_replaces_its_networks(ladder: ModuleType) -> None:
+def test_reimported_module_replaces_its_networks(ladder: ModuleType) -> None:
     family("ladder", {"ladder_short": {"rungs": (2, 2)}}, options=ladder.LadderOptions)(ladder.Ladder)
     assert ARCHITECTURES["ladder_short"].structure == {"rungs": (2, 2)}
 

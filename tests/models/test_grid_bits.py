@@ -26,7 +26,7 @@ def test_first_block_of_irevnet_gets_noise_without_grid():
 
 
 @pytest.mark.parametrize("norm", [ABN, InPlaceABN])
-def test_dropout_in_branches_of_chain_has_bits_too(norm):
+def test_dropout_in_branches_of_chain_is_bit_identical(norm):
     results = []
     for store in (False, True):
         torch.manual_seed(0)

@@ -30,7 +30,7 @@ NETWORKS = {
     "wider_resnet38_a2": {},
     "densenet264": {"input_3x3": True},
 }
-DEPTHS: dict[str, tuple[str, tuple[list[int], ...]]] = {  # of networks without published sizes, by an option
+DEPTHS: dict[str, tuple[str, tuple[list[int], ...]]] = {  # depths of networks without published sizes, by option
     "irevnet_cifar": ("blocks", ([6, 6, 6], [18, 18, 18], [36, 36, 36])),
     "revnext": ("blocks", ([1, 2], [2, 4], [4, 8])),
     "revnext_flat": ("layers", ([1, 1, 1], [3, 3, 3], [9, 9, 9])),

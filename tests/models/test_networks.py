@@ -87,7 +87,7 @@ def test_in_place_and_standard_norms_compute_the_same_network(name):
         ("densenet121", [1, 1, 2, 4], [4, 4, 8, 8, 8]),
     ],
 )
-def test_dilation_keeps_map_size_and_keys(name, dilation, reductions):
+def test_dilation_preserves_map_size_and_keys(name, dilation, reductions):
     model = build_meta(name, features_only=True, dilation=dilation)
     assert model.feature_info.reduction() == reductions
     sizes = [feature.shape[-1] for feature in model(torch.empty(2, 3, 64, 64, device="meta"))]
@@ -169,7 +169,7 @@ def test_whole_network_is_differentiated_by_func_grad():
     parameters, buffers = dict(model.named_parameters()), dict(model.named_buffers())
 
     def loss(parameters):
-        own = {name: buffer.clone() for name, buffer in buffers.items()}  # what is changed in place is made inside
+        own = {name: buffer.clone() for name, buffer in buffers.items()}  # in-place changes act on copies made inside
         return F.cross_entropy(torch.func.functional_call(model, (parameters, own), (x,)), target)
 
     gradients = torch.func.grad(loss)({name: p.detach() for name, p in parameters.items()})
@@ -196,7 +196,7 @@ def test_truncated_normal_is_cut_at_two_deviations():
     for layer, fan_out in ((conv, 9 * 128), (strided, 512)):
         scaled = layer.weight.detach() / (2 / fan_out) ** 0.5
         assert 1.99 < scaled.abs().max() <= 2.0 + 1e-6
-        assert scaled.std().item() == pytest.approx(0.8796, rel=0.02)  # of a normal cut at two deviations
+        assert scaled.std().item() == pytest.approx(0.8796, rel=0.02)  # normal, truncated at two deviations
     assert 0.999 * 0.1 < fc.weight.abs().max() <= 0.1  # sqrt(3 / 300)
     assert fc.weight.std().item() == pytest.approx(0.1 / 3**0.5, rel=0.01)
     assert not conv.bias.any()

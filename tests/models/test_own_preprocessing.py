@@ -19,7 +19,7 @@ from zoo.models.external import own_preprocessing
 # Landscape, portrait, smaller than the crop, square, and elongated.
 IMAGES = [random_image(i, *size) for i, size in enumerate([(300, 251), (231, 307), (60, 90), (224, 224), (500, 61)])]
 TIMM = [
-    "resnet50",  # another size and crop_pct in tests than in training
+    "resnet50",  # size and crop_pct differ between tests and training
     "resnet50.tv_in1k",  # a tag with another preprocessing, bilinear
     "vit_base_patch16_224.augreg2_in21k_ft_in1k",  # mean and std of 0.5
     "convnext_xxlarge.clip_laion2b_soup_ft_in1k",  # CLIP's mean and std, squash

@@ -14,7 +14,7 @@ from tests.refusals import refused
 from tests.step import step
 from zoo.memory.allocations import measure_memory
 
-PARAMETERS = {  # of the authors' networks, with the number of tensors in their state dicts
+PARAMETERS = {  # parameters of the authors' networks, and numbers of tensors in their state dicts
     "revbifpn_s0": (3_419_196, 1_874),
     "revbifpn_s1": (5_112_300, 1_874),
     "revbifpn_s2": (10_576_528, 1_874),
@@ -23,7 +23,7 @@ PARAMETERS = {  # of the authors' networks, with the number of tensors in their 
     "revbifpn_s5": (81_998_976, 2_858),
     "revbifpn_s6": (142_307_972, 3_350),
 }
-SHAPES = {  # of the authors' S0
+SHAPES = {  # shapes in the authors' S0
     "rev_stack.1.rev_transform_0.f.xform_0_1.dw_conv.conv.weight": (24, 1, 3, 3),
     "rev_stack.1.rev_transform_0.f.xform_0_1.se.se.1.weight": (6, 24, 1, 1),
     "rev_stack.1.rev_transform_0.g.xform_0_1.project_conv.conv.weight": (24, 24, 1, 1),
@@ -183,7 +183,7 @@ def train_on_small_images(model: torch.nn.Module, steps: int) -> dict[str, Tenso
     return {"losses": torch.stack(losses), **model.state_dict()}
 
 
-def test_statistics_move_once_per_step_and_twice_as_authors_with_their_momentum():
+def test_statistics_update_once_per_step_and_match_authors_with_norm_momentum():
     model, other = (build("revbifpn_s0", noise=0.1, norm_momentum=momentum) for momentum in (0.1, 0.19))
     for each in (model, other):
         step(each, images())

@@ -22,7 +22,7 @@ from zoo.engine.reconstruction import reconstruction_errors
 from zoo.memory.allocations import measure_memory
 from zoo.models import revcol
 
-PARAMETERS = {  # of the authors' networks, with the number of tensors in their state dicts
+PARAMETERS = {  # parameters of the authors' networks, and numbers of tensors in their state dicts
     "revcol_tiny": (30_456_168, 468),
     "revcol_small": (60_568_424, 940),
     "revcol_base": (138_616_408, 1_452),
@@ -118,7 +118,7 @@ def test_outputs_and_gradients_follow_authors_formulas(memory):
 
 
 @pytest.mark.slow
-def test_tiny_follows_authors_formulas():
+def test_revcol_tiny_follows_authors_formulas():
     torch.manual_seed(0)
     model = zoo.get("revcol_tiny").double().eval()
     with torch.no_grad():

@@ -89,14 +89,14 @@ def test_branches_run_twice_per_step_and_once_without_gradients():
     assert [branch.calls for branch in branches] == [4] * 6
 
 
-def test_dropout_masks_are_repeated():
+def test_dropout_masks_are_recomputed():
     assert_equal_steps(blocks(dropout=0.5), pair())
 
 
 def test_random_states_are_saved_only_if_used():
     chain = blocks()
     chain[1].g.dropout = 0.5
-    outputs = run_chain(chain, *pair())  # which keep the graph alive
+    outputs = run_chain(chain, *pair())  # outputs keep the graph alive
     last = outputs[0].grad_fn
     before = last.next_functions[0][0]
     kept = [state is not None for node in (before, last) for state in node.random_states]

@@ -84,7 +84,7 @@ def test_sum_of_other_layouts_and_half_precision_is_right():
         assert torch.equal(found, of_x + round_to_grid(other, 14))
 
 
-def test_largest_value_of_nan_is_none():
+def test_largest_value_with_nan_is_none():
     x, r = terms()
     r.view(-1)[100] = torch.nan
     _, summary = sum_on_grid(x, r, 14)
@@ -186,7 +186,7 @@ def test_changed_branch_is_named_in_single_link():
     refused(VerificationError, lambda: (y1 + y2).sum().backward(), "block 1")
 
 
-def test_single_wrong_value_is_enough():
+def test_single_wrong_value_is_found():
     chain, hit = chain_of(Scaled(), Scaled(), Scaled()), []
 
     def disturb(module, args, output):
@@ -205,12 +205,12 @@ def test_negative_zeros_are_reconstructed():
     assert x.grad is not None
 
 
-def test_without_grid_nothing_is_compared():
+def test_nothing_is_compared_without_grid():
     chain = chain_of(Scaled(), Nondeterministic(), Scaled(1500.0), grid_bits=None)
     chain(images()).sum().backward()
 
 
-def test_layers_off_the_grid_raise():
+def test_layers_with_another_grid_raise():
     refused(
         ConfigError,
         lambda: run_chain([InvertibleLeakyReLU(0.5)], images(), grid_bits=14),

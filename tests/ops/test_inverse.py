@@ -113,7 +113,7 @@ def test_inversion_gives_input_and_gradients_of_autograd(name, batch, may_overwr
     expected = truth(x)
     dy = torch.randn_like(expected)
     truths = torch.autograd.grad(expected, (x, *truth.parameters()), dy)
-    x.requires_grad_(name == "stem")  # whose input gradient is asked for
+    x.requires_grad_(name == "stem")  # only the stem returns an input gradient
     with torch.no_grad():
         y, saved = layer.record(x)
         assert relative_error(y, expected) < 1e-14
@@ -123,7 +123,7 @@ def test_inversion_gives_input_and_gradients_of_autograd(name, batch, may_overwr
     assert relative_error(dx, truths[0]) < 1e-12
     for parameter, gradient in zip(layer.parameters(), truths[1:], strict=True):
         assert relative_error(gradients[parameter], gradient) < 1e-12
-    if name not in ("stem", "largest"):  # which hand on another tensor
+    if name not in ("stem", "largest"):  # these return another tensor
         assert (found.data_ptr() == y.data_ptr()) == may_overwrite
         assert (dx.data_ptr() == grad.data_ptr()) == may_overwrite
 

@@ -50,7 +50,7 @@ def test_outputs_gradients_and_layout_equal_torchs(shape, layout, dtype):
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_every_kind_of_window_has_torchs_gradient(seed):
+def test_every_kind_of_window_has_gradient_of_torch(seed):
     generator = torch.Generator().manual_seed(seed)
 
     def draw(low, high):
@@ -88,7 +88,7 @@ def test_maps_narrower_than_window_and_maps_without_batch():
     assert torch.equal(gradients(max_pool2d, x, 3, 2, 1)[1], gradients(F.max_pool2d, x, 3, 2, 1)[1])
 
 
-def test_without_compiled_kernels_pooling_is_torchs(monkeypatch):
+def test_pooling_falls_back_to_torch_without_compiled_kernels(monkeypatch):
     monkeypatch.setattr(pooling, "_MaxPool", None)
     x = torch.randn(2, 3, 8, 8)
     with force_back_end("reference"):
@@ -101,7 +101,7 @@ def test_large_windows_fall_back_to_torch():
 
 
 @pytest.mark.parametrize("cut", [lambda x: x[:, 1:], lambda x: x[:, :, ::2], lambda x: x[:1].expand(3, -1, -1, -1)])
-def test_inputs_with_gaps_have_torchs_gradient(cut):
+def test_strided_inputs_have_gradient_of_torch(cut):
     for layout in (torch.contiguous_format, torch.channels_last):
         x = torch.randn(2, 4, 12, 12).contiguous(memory_format=layout)
         ours = gradients(lambda x: max_pool2d(cut(x), 3, 2, 1), x)
@@ -121,7 +121,7 @@ def test_one_byte_per_output_is_saved():
 
 
 @needs_kernels
-def test_taking_gradients_twice_raises():
+def test_second_gradient_call_raises():
     x = torch.randn(1, 1, 4, 4, requires_grad=True)
     (dx,) = torch.autograd.grad(max_pool2d(x, 3, 2, 1).square().sum(), x, create_graph=True)
     refused(RuntimeError, lambda: dx.sum().backward(), "second derivatives")

@@ -139,7 +139,7 @@ def fake_quantize():
 @pytest.fixture(autouse=True)
 def _quiet():
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of torch: hooks of spectral norm, quantization
+        warnings.simplefilter("ignore")  # torch's warnings about hooks of spectral norm and quantization
         yield
 
 
@@ -288,7 +288,7 @@ def test_several_micro_batches_may_be_pending(layer, kind):
 @pytest.mark.parametrize(
     "layer", ["spectral norm", "running scale", "running scale, assigned", "warm-up", "batch norm"]
 )
-def test_second_backward_pass_repeats_the_same(layer, kind):
+def test_second_backward_pass_gives_same_gradients(layer, kind):
     assert_equal_training(NETWORKS[kind](STATEFUL[layer]), retain=True)
 
 

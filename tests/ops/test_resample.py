@@ -80,7 +80,7 @@ def test_layout_of_image_does_not_matter(layout, source):
 
 @compiled
 @pytest.mark.parametrize("source", [(40, 50), (300, 40), (9, 2)])
-def test_without_kernels_result_is_the_same(source, monkeypatch):
+def test_result_is_the_same_without_kernels(source, monkeypatch):
     image, arguments = make_image(*source), ((31, 20), (4, 5, 20, 13))
     native_result = resize_image(image, *arguments)
     monkeypatch.setattr(native, "unavailable_reason", lambda: "not built")

@@ -49,7 +49,7 @@ def test_generated_tables_are_up_to_date(page: str) -> None:
     assert tables.rewrite(TEXTS[page]) == TEXTS[page]
 
 
-def test_no_table_depends_on_history_of_checkout(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_table_depends_on_git_history(monkeypatch: pytest.MonkeyPatch) -> None:
     """Editing or committing code changes no page."""
     monkeypatch.setattr("subprocess.run", lambda *_, **__: pytest.fail("a table asks git"))
     for text in TEXTS.values():

@@ -35,7 +35,7 @@ def faults_of(folder: Path, content: Any) -> list[str]:
     return find_faults(folder)
 
 
-def test_committed_results_have_no_fault() -> None:
+def test_committed_results_have_no_faults() -> None:
     assert len(list(RESULTS.glob("*.json"))) > 10
     assert find_faults(RESULTS) == []
 

@@ -240,7 +240,7 @@ def test_transforms_by_name_build_no_network(monkeypatch):
         assert zoo.transforms(name) is not None
 
 
-def test_transforms_of_a_weights_file_are_its_own(tmp_path):
+def test_weights_file_determines_its_transforms(tmp_path):
     images = {"scale_val": 36, "crop_val": 32, "mean": [0.5, 0.5, 0.5], "std": [0.25, 0.25, 0.25]}
     path = _with_record(zoo.get("resnet18", num_classes=2, in_chans=1), tmp_path / "w.pth", preprocessing=images)
     assert zoo.transforms(str(path))(Image.new("RGB", (40, 36))).shape == (3, 32, 32)

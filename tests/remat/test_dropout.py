@@ -37,7 +37,7 @@ def test_bits_restore_mask(shape: tuple[int, ...], dtype: torch.dtype) -> None:
 def test_gradients_and_random_numbers_are_the_same(name: str, p: float, layout: torch.memory_format) -> None:
     def program(x: Tensor, y: Tensor) -> Tensor:
         dropped = DROPOUTS[name]((x * y).sigmoid(), p)
-        return dropped * torch.rand(())  # which tells how many numbers were drawn before
+        return dropped * torch.rand(())  # depends on how many numbers were drawn before
 
     for dtype in (torch.float32, torch.float64, torch.bfloat16):
         assert_same(program, *(each.to(dtype=dtype, memory_format=layout) for each in (X, Y)))

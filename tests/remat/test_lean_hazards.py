@@ -62,11 +62,11 @@ def test_large_tensor_may_be_overwritten_through_data_within_forward() -> None:
         return z.sigmoid() + y.cumsum(1).exp().relu()
 
     expected, found = train(Network(middle), images(SIZE_PX)), train(lean(Network(middle)), images(SIZE_PX))
-    assert are_equal(expected[-2:], found[-2:])  # of the last layer
+    assert are_equal(expected[-2:], found[-2:])  # gradients of the last layer
 
 
 @pytest.mark.parametrize("is_training", [False, True])
-def test_running_statistics_may_move_before_backward(is_training: bool) -> None:
+def test_running_statistics_may_change_before_backward(is_training: bool) -> None:
     models = Network(F.relu), lean(Network(F.relu))
     for model in models:
         model.train(is_training)
@@ -164,7 +164,7 @@ def sets_a_codebook(net: SetsData, h: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("middle", [sets_an_activation, sets_an_activation_twice, sets_a_parameter, sets_a_codebook])
-def test_data_may_be_set_within_forward(middle: Callable[[SetsData, Tensor], Tensor]) -> None:
+def test_tensor_data_may_be_set_within_forward(middle: Callable[[SetsData, Tensor], Tensor]) -> None:
     expected, found = train(SetsData(middle), images(SIZE_PX)), train(lean(SetsData(middle)), images(SIZE_PX))
     assert are_equal(expected, found)
 

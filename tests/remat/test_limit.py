@@ -716,7 +716,7 @@ def test_gpu_log_reads_allocated_bytes_in_any_thread(monkeypatch: pytest.MonkeyP
     thread.start()
     thread.join()
     assert Measurement.finish()
-    measurement.read(0, False)  # of a second backward pass: the log has ended
+    measurement.read(0, False)  # as in a second backward pass: the log has ended
     # From the start: 30 before the first read, 50 after it, 45 before the second, then 20.
     assert profiles == [Profile(forward={frozenset(): 30}, before=[20, 35], after=[36, 10])]
     assert profiles[0] is not None

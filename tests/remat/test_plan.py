@@ -322,7 +322,7 @@ def test_predicted_bytes_of_networks_are_of_backward(name: str, recorded: dict[s
 
 
 @pytest.mark.parametrize("name", NETWORKS)
-def test_front_is_monotonic(name: str, recorded: dict[str, Planner]) -> None:
+def test_pareto_front_is_monotonic(name: str, recorded: dict[str, Planner]) -> None:
     planner = recorded[name]
     for faster, smaller in pairwise(planner.front):
         assert smaller.live < faster.live
@@ -774,7 +774,7 @@ PROGRAMS = [
 @below_floor
 @pytest.mark.parametrize("budget", [None, 0.3, "4MB"])
 @pytest.mark.parametrize("body", PROGRAMS, ids=lambda body: body.__name__)
-def test_program_that_changes_is_bit_identical_to_plain_training(
+def test_changing_program_is_bit_identical_to_plain_training(
     body: Callable[..., Tensor], budget: float | str | None
 ) -> None:
     x = features()
@@ -852,7 +852,7 @@ USES = [
 @below_floor
 @pytest.mark.parametrize("budget", [None, 0.3, "4MB"])
 @pytest.mark.parametrize("use", USES, ids=lambda use: use.__name__)
-def test_use_that_changes_is_bit_identical_to_plain_training(
+def test_changing_use_is_bit_identical_to_plain_training(
     use: Callable[..., Tensor], budget: float | str | None
 ) -> None:
     assert_same_training(Changing(swapped), budget, use, num_steps=6)
@@ -861,7 +861,7 @@ def test_use_that_changes_is_bit_identical_to_plain_training(
 @below_floor
 @pytest.mark.parametrize("budget", [None, 0.3, "4MB"])
 @pytest.mark.parametrize("kind", [ValueError, KeyboardInterrupt])
-def test_error_in_forward_leaves_training_as_it_is(budget: float | str | None, kind: type[BaseException]) -> None:
+def test_error_in_forward_does_not_change_training(budget: float | str | None, kind: type[BaseException]) -> None:
     def body(self: Any, x: Tensor, number: int) -> Tensor:
         u, v = two_of(self, x)
         if self.fails:

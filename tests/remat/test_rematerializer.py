@@ -101,7 +101,7 @@ def test_each_step_of_program_is_bit_identical(
         assert torch.equal(out.nan_to_num().signbit(), expected.nan_to_num().signbit())
 
 
-def test_norm_sum_and_relu_are_repeated_in_one_pass() -> None:
+def test_norm_sum_and_relu_are_recomputed_in_one_pass() -> None:
     norm, convolutions = nn.BatchNorm2d(4), [nn.Conv2d(3, 4, 3) for _ in range(2)]
     with Rematerializer(smallest_bytes=0) as recording:
         x, kept_shortcut = (convolution(images()) for convolution in convolutions)
@@ -173,7 +173,7 @@ CHAINS = [long_chain, unread_chain, dense]
 
 
 @pytest.mark.parametrize("chain", CHAINS)
-def test_each_operation_of_chain_is_repeated_once(chain: Callable[[Tensor], Tensor]) -> None:
+def test_each_operation_of_chain_is_recomputed_once(chain: Callable[[Tensor], Tensor]) -> None:
     x = torch.randn(8, 64, requires_grad=True)
     with Watch() as forward:
         chain(x)
@@ -287,7 +287,7 @@ def test_only_live_memory_counts_as_saved() -> None:
         del maps, pooled, large
         gc.collect()
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of deprecated attributes of torch that isinstance asks for
+            warnings.simplefilter("ignore")  # isinstance reads deprecated attributes of torch
             tensors = [found for found in gc.get_objects() if issubclass(type(found), Tensor)]
         alive = {storage_id(tensor.untyped_storage()) for tensor in tensors if tensor.layout == torch.strided}
         assert rematerializer._pass.kept - alive == set()
@@ -356,7 +356,7 @@ def test_attention_is_recomputed_where_budget_allows_it() -> None:
     ids=["low rank", "narrow", "high rank"],
 )
 def test_products_of_low_rank_are_recomputed_without_budget(rank: int, width: int, is_kept: bool) -> None:
-    down, up = torch.randn(6, rank), nn.Parameter(torch.randn(rank, width))  # whose gradient needs its input
+    down, up = torch.randn(6, rank), nn.Parameter(torch.randn(rank, width))  # its gradient needs the input
 
     def program(x: Tensor, y: Tensor) -> Tensor:
         return (x @ down @ up) * y.flatten()[:width]
@@ -369,7 +369,7 @@ def test_products_of_low_rank_are_recomputed_without_budget(rank: int, width: in
     assert (product.lean > 0) is is_kept
 
 
-def test_attention_with_dropout_has_no_price() -> None:
+def test_attention_with_dropout_has_no_cost() -> None:
     query = torch.randn(2, 4, 16, 8)
     for operation, position in ATTENTIONS.items():
         args = [query, query, query, *[None] * (position - 3)]
@@ -406,7 +406,7 @@ def test_frozen_layers_hold_only_signs() -> None:
     model, x = FrozenBody(), images(16)
     log = HeldLog()
     with log.recording(smallest_bytes=0, parameters=[*model.parameters(), *model.buffers()]) as recording:
-        recording._pass.frozen.is_seen = True  # as it is from the first frozen layer on
+        recording._pass.frozen.is_seen = True  # as after the first frozen layer
         out = model(x)
     held = {each.made_by for each in log.memory() if each.plain and each.lean}
     assert held == {"aten.max_pool2d_with_indices", "aten.avg_pool2d"}  # indices, input of the head

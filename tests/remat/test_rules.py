@@ -246,7 +246,7 @@ def called_by_schema(operation: Any, x: Tensor, y: Tensor) -> Any:
     return operation(*args, **keywords)
 
 
-def test_pointwise_operations_are_repeated_with_the_same_bits() -> None:
+def test_pointwise_operations_are_recomputed_bit_identically() -> None:
     for operation in POINTWISE:
 
         def program(x: Tensor, y: Tensor, change: Callable[[Tensor], Tensor], operation: Any = operation) -> Tensor:

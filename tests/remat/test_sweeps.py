@@ -25,7 +25,7 @@ from zoo.remat import Rematerializer
 from zoo.remat.exact_norms import FASTER, batch_norm, max_pool_with_indices
 from zoo.remat.operations import aten
 
-NUM_SAMPLES = 8  # of an operator
+NUM_SAMPLES = 8  # examples per operator
 #: Operators that return memory without writing it, and one that torch itself refuses under autocast unless it is empty.
 LEFT_OUT = {
     "empty", "empty_like", "empty_permuted", "empty_strided", "new_empty", "new_empty_strided", "linalg.pinv",

@@ -58,7 +58,7 @@ def test_rounded_numbers_equal_printed_parameters() -> None:
     assert state(9.5, 9, evidence="count") == "off", "within the tolerance of counts alone"
 
 
-def test_statements_are_equal_or_different() -> None:
+def test_statements_are_judged_by_equality() -> None:
     statement = number("a", "x and z", evidence="count")
     assert Comparison("a", "x and z", statement).verdict == Verdict("reproduced", "equal")
     assert Comparison("a", "x", statement).verdict == Verdict("off", "another one")

@@ -125,7 +125,7 @@ def test_experiments_expect_published_numbers(name: str, protocol: str, metric: 
         assert len(published_as(name, protocol, metric, value)) == 1
 
 
-def test_every_published_score_of_experiment_is_expected_of_it() -> None:
+def test_every_published_score_is_expected_by_its_experiment() -> None:
     """Of the tables and the README on InPlace-ABN, whose keys name experiment, protocol and metric."""
     scores = {f"{name}/{protocol}/{metric}" for name, protocol, metric, _ in EXPECTED}
     scores |= {f"{name}/{metric}" for name, _, metric, _ in EXPECTED}

@@ -23,7 +23,7 @@ def test_every_published_number_has_row_in_the_order_of_papers() -> None:
     assert rows()[ONE.id].command == "zoo reproduce revnet"
 
 
-def test_row_has_measured_number_and_where_it_is_from() -> None:
+def test_row_has_measured_number_and_provenance() -> None:
     row = rows(section(found(ONE)))[ONE.id]
     assert (row.comparisons[0].measured, row.state) == (7.3, "reproduced")
     assert (row.environment["commit"], row.date) == ("a" * 40, "2026-03-04")

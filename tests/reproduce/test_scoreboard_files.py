@@ -40,7 +40,7 @@ def test_item_with_plot_links_it(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("measured", "better", "reproduced"), [((100, 50), 1, 1), ((50, 40), 1, 0), ((100,), 0, 0), ((200, 50), 0, 0)]
 )
-def test_page_counts_better_rows_that_are_reproduced_too(
+def test_page_counts_better_rows_as_reproduced(
     measured: tuple[int, ...], better: int, reproduced: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     published = number("table5/two", 100, unit="MB", evidence="memory predicted")

@@ -50,7 +50,7 @@ PRINTED: list[tuple[str, str, dict[str, Any]]] = [
         "optimizer.batch_size": 256, "optimizer.weight_decay": 1e-4, "optimizer.momentum": 0.9,
         "optimizer.decay_norms": False, "optimizer.nesterov": False, "optimizer.clip": 0, "network.activation": "relu",
         "optimizer.schedule.type": "multistep", "optimizer.schedule.mode": "step", "optimizer.schedule.epochs": 120,
-        "optimizer.schedule.params.milestones": [160_000, 320_000, 480_000],  # of 600K steps
+        "optimizer.schedule.params.milestones": [160_000, 320_000, 480_000],  # out of 600K steps
         "optimizer.schedule.params.gamma": 0.1, "input.crop_train": 224,
         "input.mean": [0.5, 0.5, 0.5], "input.std": [0.5, 0.5, 0.5],  # [-1, 1] as in the code; the paper has [0, 1]
     }) for name in ("resnet101_preact", "revnet104")),

@@ -38,7 +38,7 @@ def test_without_terminal_progress_is_printed_after_half_minute(
     assert capsys.readouterr().err.splitlines() == ["validation: 2/9", "validation: 4/9"]
 
 
-def test_loop_with_its_own_lines_prints_no_progress(
+def test_loop_that_logs_its_own_lines_prints_no_progress(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     set_up_console(0)

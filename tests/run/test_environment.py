@@ -64,7 +64,7 @@ def test_changed_files_make_commit_dirty(checkout: Callable[..., str]) -> None:
     assert environment.checkout_commit() == f"{checkout('rev-parse', 'HEAD')}-dirty"
 
 
-def test_without_git_there_is_no_commit(
+def test_commit_is_none_without_git(
     checkout: Callable[..., str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))

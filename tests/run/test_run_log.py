@@ -70,7 +70,7 @@ def _scalars(folder: Path, tag: str) -> list[tuple[int, float]]:
     return [(event.step, event.value) for event in _events(folder).Scalars(tag)]
 
 
-def test_scalars_stand_at_optimizer_step(tmp_path: Path, config: Experiment) -> None:
+def test_scalars_are_logged_at_optimizer_step(tmp_path: Path, config: Experiment) -> None:
     with RunLog(tmp_path, 0, config) as log:
         log.begin(0, CPU, world_size=1, images={})
         log.train_metrics(_metrics(10))

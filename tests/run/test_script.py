@@ -122,7 +122,7 @@ def test_report_tells_saved_bytes() -> None:
     assert f"{lean_bytes / plain:.2f}" in calls.report()
 
 
-def test_report_tells_saved_bytes_of_calls_of_ever_other_shapes() -> None:
+def test_report_tells_saved_bytes_of_calls_with_changing_shapes() -> None:
     """Each is recorded, and saves recipes without a plan."""
     model = blocks()
     with LeanCalls() as calls:

@@ -89,7 +89,7 @@ def test_all_output_kinds_have_original_size_of_image(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("mode", ["palette", "raw", "prob"])
-def test_original_projects_files_lie_in_folder_itself(tmp_path: Path, mode: str) -> None:
+def test_original_projects_files_are_in_folder_itself(tmp_path: Path, mode: str) -> None:
     images, network, out = _images(tmp_path / "in"), _network(), tmp_path / "in" / "sub"
     kinds = ORIGINAL_KINDS[mode]
     before = set(_files(out))

@@ -259,7 +259,7 @@ def torchvision_reference(name: str, config: Experiment, step: Step) -> Referenc
         top, left, height, width = mix.box
         kind, params = v2.CutMix, {"box": (left, top, left + width, top + height), "lam_adjusted": mix.weight}
     mixed, shares = torch.empty_like(images), torch.empty(BATCH, NUM_CLASSES)
-    for first in range(BATCH // 2):  # of two images, each is the neighbor of the other
+    for first in range(BATCH // 2):  # two images are neighbors of each other
         pair = [first, first + BATCH // 2]
         with mock.patch.object(kind, "make_params", return_value=params):
             mixed[pair], shares[pair] = kind(num_classes=NUM_CLASSES)(images[pair], targets[pair])

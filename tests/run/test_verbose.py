@@ -84,7 +84,7 @@ def test_other_ranks_print_warnings_with_their_rank(capfd: pytest.CaptureFixture
 
 @pytest.mark.parametrize("name", [None, "zoo"])
 @pytest.mark.parametrize("level", [logging.INFO, logging.WARNING])
-def test_own_handler_gets_each_line_once(name: str | None, level: int, capfd: pytest.CaptureFixture[str]) -> None:
+def test_custom_handler_gets_each_line_once(name: str | None, level: int, capfd: pytest.CaptureFixture[str]) -> None:
     with unconfigured():
         handler = logging.StreamHandler(sys.stderr)
         handler.setFormatter(logging.Formatter("own %(message)s"))
@@ -96,7 +96,7 @@ def test_own_handler_gets_each_line_once(name: str | None, level: int, capfd: py
             assert capfd.readouterr().err.splitlines() == ["own header", "own warning", "own images: 2/2"]
 
 
-def test_own_log_file_does_not_silence_console(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_custom_log_file_does_not_silence_console(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     with unconfigured():
         handler = logging.FileHandler(tmp_path / "own.log")
         logging.getLogger().addHandler(handler)
@@ -110,7 +110,7 @@ def test_call_without_verbose_prints_nothing(capfd: pytest.CaptureFixture[str]) 
     with unconfigured():
         with console(0, verbose=False):
             _work()
-        logging.getLogger("zoo").addHandler(ConsoleHandler())  # of an earlier command
+        logging.getLogger("zoo").addHandler(ConsoleHandler())  # left by an earlier command
         with console(0, verbose=False):
             _work()
         assert capfd.readouterr() == ("", "")
@@ -129,7 +129,7 @@ def test_terminal_has_bar_above_which_lines_are_printed(monkeypatch: pytest.Monk
         assert "images: 2/2" not in printed
 
 
-def test_own_handler_on_terminal_gets_lines_instead_of_bar(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_custom_handler_on_terminal_gets_lines_instead_of_bar(monkeypatch: pytest.MonkeyPatch) -> None:
     with unconfigured(), terminal(monkeypatch) as reader:
         logging.getLogger().addHandler(logging.StreamHandler(sys.stderr))
         with console(0, verbose=True):
@@ -151,7 +151,7 @@ class Widget:
         self.layout, self.style = types.SimpleNamespace(), types.SimpleNamespace()
         self.__dict__.update(traits)
     def close(self): self.closed = True
-sys.modules["ipykernel.zmqshell"] = types.ModuleType("ipykernel.zmqshell")  # which makes the process a kernel
+sys.modules["ipykernel.zmqshell"] = types.ModuleType("ipykernel.zmqshell")  # makes the process a kernel
 if sys.argv[1] == "widgets":
     widgets = types.ModuleType("ipywidgets")
     widgets.HTML = widgets.FloatProgress = widgets.HBox = Widget

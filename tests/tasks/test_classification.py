@@ -52,7 +52,7 @@ def test_loss_is_smoothed_in_training_and_plain_in_validation() -> None:
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-def test_counting_never_waits_for_device() -> None:
+def test_counting_never_synchronizes_with_device() -> None:
     logits, targets = (tensor.cuda() for tensor in _logits_with_target_at_rank([0, 3], 10))
     TASK.counts(logits, targets)
     with no_synchronization():

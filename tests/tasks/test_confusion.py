@@ -56,7 +56,7 @@ def test_scores_equal_manual_count() -> None:
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-def test_counting_never_waits_for_device() -> None:
+def test_counting_never_synchronizes_with_device() -> None:
     labels, predictions = _pixels(5, 30, 20)
     expected = confusion_counts(labels, predictions, 5, IGNORE)
     labels, predictions = labels.cuda(), predictions.cuda()

@@ -39,7 +39,7 @@ def test_compiled_part_of_module_is_found():
     assert not compiler.has_compiled_part(module)
     module[0][1].compile(backend="eager")
     assert compiler.has_compiled_part(module)
-    module[0][1] = torch.compile(nn.ReLU(), backend="eager")  # whose length is not defined
+    module[0][1] = torch.compile(nn.ReLU(), backend="eager")  # it has no length
     assert compiler.has_compiled_part(module)
 
 

@@ -43,7 +43,7 @@ def test_tensor_without_memory_has_shape_and_calls_its_class():
         empty.add_(1)
     weight = nn.Parameter(torch.ones(2))
     weight.grad = data.without_memory(Empty, weight)
-    with pytest.raises(ValueError, match=r"aten\.add_"):  # as autograd adds another gradient
+    with pytest.raises(ValueError, match=r"aten\.add_"):  # autograd adds another gradient with it
         weight.sum().backward()
 
 
@@ -84,7 +84,7 @@ def test_tensors_share_id_of_storage_if_they_share_memory():
     assert data.storage_id(x.detach().untyped_storage()) == storage
     assert data.storage_id(x.clone().untyped_storage()) != storage
     assert data.memory_id(x[2:]) == data.memory_id(nn.Parameter(x)) == storage
-    meta = [torch.empty(4, device="meta") for _ in range(2)]  # whose storages have no address
+    meta = [torch.empty(4, device="meta") for _ in range(2)]  # their storages have no address
     assert len({data.storage_id(x.untyped_storage()) for x in meta}) == 2
 
 
@@ -143,7 +143,7 @@ def test_layer_on_another_device_than_its_input_is_not_plain():
     assert data.is_plain_layer(conv, x.to("meta"), nn.Conv2d)
     weight = conv.weight
     del conv.weight
-    conv.weight = weight.detach()  # as in a replica
+    conv.weight = weight.detach()  # like in a replica
     assert not data.is_plain_layer(conv, x.to("meta"), nn.Conv2d)
 
 

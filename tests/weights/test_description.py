@@ -46,7 +46,7 @@ def relu_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     [
         {"conv.weight": torch.ones(1)},
         {"state_dict": {}},
-        {"state_dict": {}, "config": {"lr": 0.1}},  # of another project's trainer
+        {"state_dict": {}, "config": {"lr": 0.1}},  # another project's trainer
         {"state_dict": {}, "network": "resnet50"},
         {"network": {"conv.weight": torch.ones(1)}},
     ],

@@ -62,7 +62,7 @@ def test_network_is_built_and_loaded_at_any_revision(hub: Hub) -> None:
     assert_same(zoo.get(f"{NAME}@{first}"), network(0))
     assert_same(zoo.get("resnet32_cifar", norm="inplace", num_classes=3, weights=f"{NAME}@{first}"), network(0))
     assert zoo.get(NAME, num_classes=5).num_classes == 5
-    assert_same(zoo.create_model(NAME, pretrained=True), network(1))  # as it is written with timm
+    assert_same(zoo.create_model(NAME, pretrained=True), network(1))  # as in timm's documentation
     assert zoo.get(NAME, norm="standard").built_as.norm == "standard"
     assert zoo.transforms(NAME)(torch.zeros(3, 32, 32)).shape == (3, 32, 32)
     assert sorted({request.split("/")[-1] for request in hub.requests}) == ["config.json", "model.safetensors"]
@@ -84,7 +84,7 @@ def test_commands_read_repository(hub: Hub, capsys: pytest.CaptureFixture[str], 
     assert loaded.digests() == zoo.load_network("resnet32_cifar", NAME).digests()
 
 
-def test_without_network_cache_is_read(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cache_is_read_without_network(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
     from huggingface_hub import constants
 
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)

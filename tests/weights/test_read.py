@@ -172,7 +172,7 @@ def test_file_with_code_raises_without_running_it(tmp_path: Path, zipped: bool, 
     assert f"it calls {'posix.system' if name == 'system' else name}" in message_of(path)
     assert not trace.exists()
 
-    torch.load(path, weights_only=False)  # that the file does run code when it is loaded carelessly
+    torch.load(path, weights_only=False)  # shows that the file runs code when it is loaded unsafely
     assert trace.exists()
 
 
@@ -309,7 +309,7 @@ def test_moving_average_must_be_state_dict(ema: Any, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("key", ["state_dict", "model_state_dict", "model"])
-def test_state_dict_is_found_where_other_trainers_put_it(key: str, tmp_path: Path) -> None:
+def test_state_dict_of_other_trainers_is_found(key: str, tmp_path: Path) -> None:
     torch.save({"epoch": 3, key: {"module.a": torch.ones(2)}, "args": "x"}, tmp_path / "w.pth")
     assert torch.equal(read_state_dict(tmp_path / "w.pth")["a"], torch.ones(2))
 
@@ -332,7 +332,7 @@ def test_pickled_allocation_raises_before_allocating(called: str, zipped: bool, 
             for entry, content in entries.items():
                 archive.writestr(entry.upper(), pickled if entry.endswith("data.pkl") else content)
     else:
-        with zipfile.ZipFile(path, "w") as archive:  # which torch does not look at, as it is not where the file begins
+        with zipfile.ZipFile(path, "w") as archive:  # torch ignores it, because it is not at the start of the file
             archive.writestr("a/data.pkl", b"N.")
         path.write_bytes(pickled + path.read_bytes())
     refused(WeightsError, lambda: read_state_dict(path), "more memory", f"{module} {name}")
@@ -433,7 +433,7 @@ WEIGHTS = {
 @EXAMPLES
 @pytest.mark.filterwarnings("ignore")  # torch warns of formats that a damaged file seems to have
 @pytest.mark.parametrize("kind", WEIGHTS)
-def test_any_bytes_of_weights_file_are_tensors_or_message(kind: str, examples: int, tmp_path: Path) -> None:
+def test_any_bytes_of_weights_file_give_tensors_or_error(kind: str, examples: int, tmp_path: Path) -> None:
     path = tmp_path / "weights.pth"
 
     def load(content: bytes) -> None:
@@ -477,7 +477,7 @@ def test_moving_average_of_trainer_is_read(content, tmp_path):
         ({"ema": torch.zeros(2), "w": torch.zeros(2)}, ["ema", "w"]),
     ],
 )
-def test_empty_state_dicts_and_averages_end(content, keys, tmp_path):
+def test_empty_state_dicts_and_averages_are_handled(content, keys, tmp_path):
     torch.save(content, tmp_path / "w.pth")
     assert list(read_state_dict(tmp_path / "w.pth")) == keys
 

@@ -201,7 +201,7 @@ def test_tensors_do_not_change_with_file(tmp_path: Path) -> None:
 
 @EXAMPLES
 @pytest.mark.usefixtures("_installed")
-def test_any_bytes_are_tensors_or_message(examples: int, tmp_path: Path) -> None:
+def test_any_bytes_give_tensors_or_error(examples: int, tmp_path: Path) -> None:
     record = NetworkRecord(spec=zoo.get("resnet32_cifar").built_as)
     sound = safetensors_bytes({"a": torch.randn(3), "b": torch.tensor(7)}, record)
     path = tmp_path / "w.safetensors"

@@ -10,7 +10,7 @@ from zoo.cli import main
 from zoo.weights.cache import weights_path
 
 
-def test_fetch_prints_where_files_are(capsys: pytest.CaptureFixture[str]) -> None:
+def test_fetch_prints_paths_of_files(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["fetch", NAME]) == 0
     assert capsys.readouterr().out == f"{weights_path(NAME)}\n"
 

@@ -25,8 +25,8 @@ ProtocolName = Annotated[str, StringConstraints(pattern=r"^((center|tencrop)[1-9
 Percent = Annotated[float, Field(ge=0, le=100)]
 SideOrNone = Annotated[int, Field(ge=0, le=MAX_SIDE)]
 PAIR = Field(min_length=2, max_length=2)
-AUGMENTATIONS = ("randaugment", "trivialaugment", "autoaugment", "augmix")  # of torchvision.transforms.v2
-TIMM_POLICY = "timm:"  # the beginning of a policy of timm
+AUGMENTATIONS = ("randaugment", "trivialaugment", "autoaugment", "augmix")  # names in torchvision.transforms.v2
+TIMM_POLICY = "timm:"  # prefix of timm's policies
 
 
 def _check_jitter(value: Any) -> Any:

@@ -12,9 +12,9 @@ from torch.utils.data import ConcatDataset, Subset, TensorDataset
 
 from zoo.errors import DataError, join_names
 
-ATTRIBUTES = ("targets", "labels", "_labels", "samples", "imgs", "_samples")  # of torchvision's data sets
+ATTRIBUTES = ("targets", "labels", "_labels", "samples", "imgs", "_samples")  # attributes of torchvision's data sets
 BALANCED = "balanced"
-MAX_WEIGHTS = 2**24  # of torch.multinomial
+MAX_WEIGHTS = 2**24  # limit of torch.multinomial
 
 
 def targets_of(dataset: Any) -> np.ndarray | None:

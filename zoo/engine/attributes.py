@@ -18,7 +18,7 @@ from zoo.torch_internals.data import is_wrapper, memory_id
 
 MAX_OBJECTS = 2  # how deep to follow nested objects: deeper ones may be a whole program
 CODE = (FunctionType, MethodType, BuiltinFunctionType, ModuleType, type)
-LIBRARIES = ("torch.", "zoo.")  # whose objects, hooks and plans for example, change without an effect on the outputs
+LIBRARIES = ("torch.", "zoo.")  # their objects (hooks, plans) change without affecting outputs
 OF_EACH_MODULE = nn.Module().__dict__.keys()
 
 Values = dict[tuple[str, str], list[str]]

@@ -164,7 +164,7 @@ class Trainer:
         return StepBatch(images, targets, self.batches.global_size(state.batch))
 
     def _mixed(self, images: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the images and targets of a batch, mixed as the settings say."""
+        """Return the images and targets of a batch, mixed according to the settings."""
         state, config = self.state, self.config
         settings = config.regularization
         generator = random_of(config.seed, state.epoch, state.batch, MIXES)

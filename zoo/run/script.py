@@ -263,7 +263,7 @@ def _is_module(target: str) -> bool:
         spec = find_spec(target)
         is_package = spec is not None and spec.submodule_search_locations is not None
         return spec is not None and (not is_package or find_spec(f"{target}.__main__") is not None)
-    except ModuleNotFoundError:  # of a parent package
+    except ModuleNotFoundError:  # a parent package is missing
         return False
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from zoo.data.dataset import Batch
 
-MAX_CLASSES = 2000  # of a matrix that every classification gets; it has 32 MB
+MAX_CLASSES = 2000  # most classes for which a classification counts a matrix (32 MB)
 
 
 def confusion_counts(labels: Tensor, predictions: Tensor, num_classes: int, ignore_label: int) -> Tensor:

@@ -12,7 +12,7 @@ if TYPE_CHECKING:  # commands that only list protocols do not import torch
     from zoo.config.experiment import Experiment
     from zoo.engine.task import Forward
 
-Fusion = Literal["mean", "voting", "max"]  # of the views of an image, see `zoo.tasks.tta.segment_image`
+Fusion = Literal["mean", "voting", "max"]  # fusion of the views of an image, see `zoo.tasks.tta`
 
 
 class CropProtocol(NamedTuple):

@@ -61,11 +61,11 @@ def test_validation_scenes_are_made_of_validation_images_alone(tmp_path: Path, m
     assert not any(np.array_equal(a.image, b.image) for a, b in zip(before["train"], after["train"], strict=True))
 
 
-def test_silhouette_has_dark_pixels_inside_only() -> None:
+def test_silhouette_includes_only_inner_dark_pixels() -> None:
     garment = np.zeros((28, 28), np.uint8)
     garment[4:24, 6:20] = 200
     garment[10:14, 10:14] = 0  # a hole
-    garment[16:18, 15:20] = 0  # an opening
+    garment[16:18, 15:20] = 0  # a hole
     expected = np.zeros((28, 28), np.uint8)
     expected[4:24, 6:20] = 255
     expected[16:18, 15:20] = 0

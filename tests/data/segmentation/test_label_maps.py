@@ -152,7 +152,7 @@ def test_exif_orientation_rotates_neither_image_nor_label_map(tmp_path: Path, ta
     assert (image.size, classes.shape) == ((12, 10), (10, 12))
 
 
-def test_files_not_read_as_images_are_counted(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_skipped_files_are_counted(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     data = make_labeled(tmp_path)
     random_image(0).save(data / "train" / "images" / "000.jpg")
     (data / "train" / "images" / "notes.txt").touch()

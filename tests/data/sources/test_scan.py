@@ -29,7 +29,7 @@ def test_images_and_classes_have_the_order_of_torchvision(tmp_path: Path) -> Non
     assert list(zip(paths, targets, strict=True)) == expected.samples
 
 
-def test_fifo_and_broken_link_are_unreadable_images(tmp_path: Path) -> None:
+def test_fifo_and_broken_link_count_as_unreadable_images(tmp_path: Path) -> None:
     root = make_folder(tmp_path / "train", {"a": 1})
     os.mkfifo(root / "a" / "fifo.png")
     (root / "a" / "broken.png").symlink_to("nowhere.png")
@@ -47,7 +47,7 @@ def test_fifo_and_broken_link_are_unreadable_images(tmp_path: Path) -> None:
     ]
 
 
-def test_files_not_images_are_skipped_and_counted(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_other_files_are_skipped_and_counted(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     root = make_folder(tmp_path / "train", {"a": 1, "b": 1})
     for name in ("stray.png", "a/notes.TXT", "b/._000.png", "b/x.gif"):
         (root / name).write_text("text")

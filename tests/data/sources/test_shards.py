@@ -63,7 +63,7 @@ def test_shards_hold_files_of_folder_in_another_order(data: Path, shards: Path) 
     assert [val.read(index) for index in range(21)] == [val_folder.read(index) for index in range(21)]
 
 
-def test_same_images_give_the_same_shards_to_byte(data: Path, shards: Path, tmp_path: Path) -> None:
+def test_same_images_give_bit_identical_shards(data: Path, shards: Path, tmp_path: Path) -> None:
     for seed, is_same in (("0", True), ("1", False)):
         out = tmp_path / seed
         assert main(["data", "shard", str(data), str(out), "--per-shard", "4", "--seed", seed]) == 0
@@ -71,7 +71,7 @@ def test_same_images_give_the_same_shards_to_byte(data: Path, shards: Path, tmp_
         assert all(same) is is_same
 
 
-def test_shards_are_written_whole_and_replace_nothing(
+def test_shards_are_written_completely_or_not_at_all(
     data: Path, shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["data", "shard", str(data), str(shards)]) == 2
@@ -84,7 +84,7 @@ def test_shards_are_written_whole_and_replace_nothing(
     assert not list(tmp_path.glob("new*"))
 
 
-def test_tarfile_reads_shards(data: Path, shards: Path) -> None:
+def test_tarfile_can_read_shards(data: Path, shards: Path) -> None:
     source = open_source(shards / "train")
     with tarfile.open(shards / "train" / "000001.tar") as tar:
         assert tar.getnames() == [f"{number:09}.{kind}" for number in range(4, 8) for kind in ("png", "cls")]

@@ -51,7 +51,7 @@ def test_images_and_targets_equal_timms(cutmix: bool, seed: int, monkeypatch: py
 
 
 def test_images_and_targets_equal_torchvisions() -> None:
-    images, targets = _batch(2)  # of two images, each is the neighbor of the other
+    images, targets = _batch(2)  # two images are neighbors of each other
     for seed in range(4):
         torch.manual_seed(seed)
         expected, shares = v2.MixUp(alpha=0.8, num_classes=NUM_CLASSES)(images, targets)

@@ -93,7 +93,7 @@ def test_derivative_of_scale_at_zero_is_plus_one():
 @pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.float32])
 @pytest.mark.parametrize("momentum", [0.3, 1, None])
 @pytest.mark.parametrize("inplace", [True, False])
-def test_batches_are_counted_where_running_statistics_move(inplace, momentum, dtype):
+def test_batches_are_counted_where_running_statistics_update(inplace, momentum, dtype):
     x, w, b, _ = make((4, 3, 5, 5))
     mean, var = torch.full((3,), 2.0).double(), torch.full((3,), 3.0).double()
     num_batches = torch.tensor(3, dtype=dtype)

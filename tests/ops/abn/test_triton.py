@@ -47,7 +47,7 @@ def test_programs_are_on_device_at_once_or_leave_few_places_empty(shape, layout,
         assert programs == pieces * tiling.strips
         steps, waves = -(-tiling.tiles // pieces), -(-programs // places)
         assert waves == 1 or tiling.strips > places
-        enough = tiling.tiles * tiling.strips > 8 * places  # of tiles, to share them out evenly
+        enough = tiling.tiles * tiling.strips > 8 * places  # enough tiles for an even distribution
         assert tiling.tiles * tiling.strips > (0.8 if waves > 1 else 0.5) * steps * waves * places or not enough
 
 
@@ -121,7 +121,7 @@ def test_kernels_compile_without_atomics_and_access_128_bits_at_once(shape, layo
 
 
 def test_blocks_per_multiprocessor_match_occupancy_calculator():
-    limits = triton.MultiprocessorLimits(registers=65536, shared_bytes=233472, threads=2048)  # of an H100
+    limits = triton.MultiprocessorLimits(registers=65536, shared_bytes=233472, threads=2048)  # limits of an H100
     found = {used: triton.resident_blocks(used, 512, 4, limits) for used in (32, 64, 72, 80, 96, 168, 255)}
     assert found == {32: 16, 64: 8, 72: 7, 80: 6, 96: 5, 168: 3, 255: 2}
     assert triton.resident_blocks(32, 2**16, 4, limits) == 3

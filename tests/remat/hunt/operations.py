@@ -13,7 +13,7 @@ from torch.utils.checkpoint import checkpoint
 
 from zoo.remat import Rematerializer
 
-SHAPE = (2, 4, 4, 4)  # of the inputs x, y, u and f
+SHAPE = (2, 4, 4, 4)  # shape of the inputs x, y, u and f
 
 
 class Saves(torch.autograd.Function):
@@ -165,7 +165,7 @@ class Network(nn.Module):
             self.register_buffer(name, tensor.clone())
         self.body: Callable[[dict[str, Tensor]], dict[str, Tensor]] = dict
         self.arrays: list[Any] = []  # numpy arrays that share the memory of u and f
-        self.regions: list[AbstractContextManager[Any]] = []  # that steps have entered, the innermost last
+        self.regions: list[AbstractContextManager[Any]] = []  # contexts that steps have entered, innermost last
         self.hooks: Any = nullcontext()  # the hooks for saved tensors that the truth needs
 
     def enter(self, region: AbstractContextManager[Any]) -> None:

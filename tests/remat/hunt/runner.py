@@ -19,7 +19,7 @@ from zoo.remat import Rematerializer, inductor_options
 from zoo.remat.budget import Budget
 from zoo.remat.inductor import cut
 
-NUM_STEPS = 3  # of training: later steps follow a plan that was made from the first one
+NUM_STEPS = 3  # training steps; later steps follow a plan made from the first step
 MORE_STEPS = 5  # if one of them is another: a pass that leaves its plan is recorded again
 
 
@@ -43,7 +43,7 @@ def _templates(seed: int) -> tuple[dict[str, Tensor], dict[str, Tensor], dict[st
     return inputs, weights, buffers
 
 
-OTHER_BUDGET = 0.45  # from the turn of a program on
+OTHER_BUDGET = 0.45  # used after the turn of a program
 TEMPLATES = [_templates(seed) for seed in range(4)]
 _weights: dict[Any, Tensor] = {}
 
@@ -139,7 +139,7 @@ class Runner:
     def __init__(self, program: Program, way: str) -> None:
         self.program, self.way = program, way
         self.result = Result()
-        self.number = 0  # of the training step
+        self.number = 0  # number of the training step
 
     def forward(self, net: Network, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
         tensors, program = dict(tensors), self.program

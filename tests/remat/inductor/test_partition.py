@@ -105,7 +105,7 @@ class WithSideEffects(nn.Module):
         return self.out(dropped * dropped.tanh() + self.average.view(1, -1, 1, 1))
 
 
-def test_masks_are_drawn_once_and_side_effects_occur_once() -> None:
+def test_masks_and_side_effects_occur_once() -> None:
     plain = WithSideEffects()
     module = copy.deepcopy(plain)
     with torch._inductor.config.patch(fallback_random=True, fx_graph_cache=False):
