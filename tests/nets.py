@@ -1,4 +1,4 @@
-"""Small networks of every family, with the blocks of the large ones and built by `zoo.get`, and steps of training."""
+"""Small networks of every family, built by `zoo.get` from the blocks of the large networks, and training steps."""
 
 from __future__ import annotations
 

@@ -109,7 +109,7 @@ print("rooms:", *sorted({name.split(".")[1] for name in others if name.startswit
 
 
 @pytest.mark.slow
-def test_remat_runs_on_torch_alone():
+def test_remat_requires_only_torch():
     settings = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
     names = [re.split("[<>=]", each)[0] for each in settings]
     hidden = ["PIL" if name == "pillow" else name for name in names if name not in ("torch", "numpy", "filelock")]

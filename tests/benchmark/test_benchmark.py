@@ -339,7 +339,7 @@ def front() -> dict[str, Any]:
     return results.content()
 
 
-def test_plot_is_png() -> None:
+def test_plot_is_a_png() -> None:
     pytest.importorskip("matplotlib")
     assert model.draw_strategies(front()).startswith(b"\x89PNG\r\n")
 

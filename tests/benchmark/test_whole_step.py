@@ -26,7 +26,7 @@ def _results(rounds: int = 0, optimizer: str = "SGD", device: str = "cpu") -> di
     return {(each["provider"], each["metric"]): each["median"] for each in results.records}
 
 
-def test_released_gradients_leave_the_peak():
+def test_released_gradients_lower_the_peak():
     found = _results(rounds=1)
     of_layer = 64 * 65 * 4 / 1e6
     assert found[PLAIN, "gradients"] == pytest.approx(12 * of_layer)

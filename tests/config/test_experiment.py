@@ -74,7 +74,9 @@ def test_indivisible_batch_raises_with_valid_batch_sizes(
         ({"batch_size": 12, "replicas": 4}, 0.2, 1, r"not a multiple of twice optimizer\.replicas \(4\).*use 8"),
     ],
 )
-def test_replicas_that_do_not_fit_raise(optimizer: dict[str, Any], mixup: float, world_size: int, problem: str) -> None:
+def test_invalid_number_of_replicas_raises(
+    optimizer: dict[str, Any], mixup: float, world_size: int, problem: str
+) -> None:
     config = parse_experiment({"optimizer": optimizer, "regularization": {"mixup": mixup}}, "x.json")
     with pytest.raises(ConfigError, match=problem):
         check_world_size(config, world_size)

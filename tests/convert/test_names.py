@@ -28,7 +28,7 @@ def test_architecture_name_selects_network_to_convert() -> None:
     assert (target.norm, report.arch) == ("standard", "resnet18")
 
 
-def test_published_name_is_its_network() -> None:
+def test_published_name_stands_for_network() -> None:
     name = "resnet34_ipabn-sync_lr_512"
     weights = {"classifier.fc.weight": torch.zeros(7, 512), "classifier.fc.bias": torch.zeros(7)}
     spec = source_spec(weights, name, "inplace-to-standard")

@@ -55,7 +55,7 @@ class Tail(nn.Module):
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("activation", [nn.LeakyReLU(0.2), nn.LeakyReLU(0.2, inplace=True), nn.ELU(0.7)])
 @pytest.mark.parametrize("training", [True, False])
-def test_outputs_gradients_and_statistics_stay(kind, activation, training):
+def test_outputs_gradients_and_statistics_are_preserved(kind, activation, training):
     model = chain(copy.deepcopy(activation)).train(training)
     twin = copy.deepcopy(model)
     weights = list(twin.parameters())
@@ -71,7 +71,7 @@ def test_outputs_gradients_and_statistics_stay(kind, activation, training):
     assert twin[1].training == training
 
 
-def test_relu_goes_into_standard_norm_only():
+def test_only_standard_norm_absorbs_relu():
     model = chain(nn.ReLU())
     twin = convert_norm(copy.deepcopy(model), "standard")
     assert twin[1].activation == "relu"
@@ -369,7 +369,7 @@ def test_partial_converts_convertible_norms_and_names_the_rest(caplog):
     )
 
 
-def test_relu_becomes_leaky_relu_behind_converted_norms_only():
+def test_relu_becomes_leaky_relu_only_after_converted_norms():
     model = blocks(nn.ReLU(inplace=True))
     twin = convert_norm(copy.deepcopy(model), "inplace", relu="leaky_relu")
     assert [norm.activation for norm in twin.one.children() if isinstance(norm, ABN)] == [
@@ -449,7 +449,7 @@ def test_signs_of_scales_move_into_each_linear_layer(name):
 
 
 @pytest.mark.parametrize("function", [F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d])
-def test_positive_scales_convert_behind_transposed_convolutions(function):
+def test_positive_scales_convert_after_transposed_convolutions(function):
     dims = int(function.__name__[-2])
     norm = {1: nn.BatchNorm1d, 2: nn.BatchNorm2d, 3: nn.BatchNorm3d}[dims](6)
 

@@ -25,7 +25,7 @@ def torchvision_resnet(depth: int) -> torch.nn.Module:
 
 
 @pytest.mark.parametrize("depth", [18, 34, 50])
-def test_outputs_equal_torchvisions_and_file_round_trips(depth):
+def test_outputs_equal_torchvision_and_file_round_trips(depth):
     model, arch = torchvision_resnet(depth), f"resnet{depth}"
     given = model.state_dict()
     converted, spec, report = from_torchvision(given, relu(arch))

@@ -124,7 +124,7 @@ def test_folder_of_files_does_not_count(tmp_path: Path, as_path: bool) -> None:
     assert digests(tmp_path / "other/machine").items() - first.items()
 
 
-def test_one_list_under_two_names_counts_once(tmp_path: Path) -> None:
+def test_shared_list_counts_once(tmp_path: Path) -> None:
     folder = ImageFolder(make_images(tmp_path) / "train")
     assert isinstance(folder, DatasetFolder)
     assert folder.imgs is folder.samples

@@ -167,7 +167,7 @@ def _break(monkeypatch: pytest.MonkeyPatch, flaky: _Flaky) -> None:
 
 @pytest.mark.parametrize("number", FAULTS)
 @pytest.mark.parametrize("kind", KINDS)
-def test_passing_fault_of_file_system_changes_no_bit(
+def test_transient_file_system_error_changes_no_bit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, waits: list[float], kind: str, number: int
 ) -> None:
     dataset = _dataset(kind, tmp_path)

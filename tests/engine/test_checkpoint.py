@@ -191,7 +191,7 @@ def _save_where_rank_0_cannot(folder: str) -> tuple[str, list[str], float]:
 
 
 @pytest.mark.dist
-def test_one_rank_writes_for_all_and_its_failure_reaches_every_rank(tmp_path: Path) -> None:
+def test_write_failure_reaches_every_rank(tmp_path: Path) -> None:
     first, second = run_distributed(_save_where_rank_0_cannot, 2, str(tmp_path))
     assert "cannot be written" in first[0]
     assert first[1] == [CHECKPOINT]

@@ -37,7 +37,7 @@ def _rates(model: nn.Module, **settings: Any) -> dict[str, tuple[float, float]]:
 
 
 @pytest.mark.parametrize("name", [*OWN, *(f"timm:{name}" for name in TIMM)])
-def test_rates_are_those_of_timm(name: str) -> None:
+def test_rates_equal_timm(name: str) -> None:
     groups = pytest.importorskip("timm.optim").param_groups_layer_decay
     model = _on_meta(name)
     never = getattr(model, "no_weight_decay", tuple)()

@@ -112,13 +112,13 @@ def train_plainly(config: Experiment, data: Path) -> PlainRun:
 
 
 def without_counters(saved: dict[str, Any]) -> None:
-    """As releases before 1.1 wrote it."""
+    """Convert to the format of releases before 1.1."""
     for key in [key for key in saved["state_dict"] if key.endswith("num_batches_tracked")]:
         del saved["state_dict"][key]
 
 
 def with_addresses(saved: dict[str, Any]) -> None:
-    """As PyTorch before 1.5 wrote it: parameters are named by their addresses."""
+    """Convert to the format of PyTorch before 1.5, which names parameters by their addresses."""
     optimizer = saved["optimizer"]
     for group in optimizer["param_groups"]:
         group["params"] = [10**14 - 64 * index for index in group["params"]]

@@ -38,7 +38,7 @@ from zoo.data.loader import build_train_loader
 from zoo.data.seeding import mixed_seed
 from zoo.engine.checkpoint import CHECKPOINT, read
 from zoo.engine.process import Process
-from zoo.engine.replicas import ExactReplicas, build_replicas, fixed_algorithms
+from zoo.engine.replicas import ExactReplicas, build_replicas, fix_algorithms
 from zoo.engine.state import TrainState, build_state
 from zoo.engine.step import StepBatch, train_step
 from zoo.errors import ConfigError, NonFiniteLossError
@@ -370,7 +370,7 @@ def test_fixed_algorithms_end_with_context(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":16:8")
     before = torch.get_num_threads()
     torch.set_num_threads(2)
-    with fixed_algorithms():
+    with fix_algorithms():
         assert (torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()) == (1, True)
         assert not torch.backends.cudnn.benchmark
     assert (torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()) == (2, False)

@@ -26,7 +26,7 @@ from zoo.engine.checkpoint import CHECKPOINT, read
 from zoo.engine.digest import digest, state_tensors
 from zoo.engine.observers import build_observers
 from zoo.engine.process import Process
-from zoo.engine.replicas import SynchronizedReplicas, build_replicas, fixed_algorithms
+from zoo.engine.replicas import SynchronizedReplicas, build_replicas, fix_algorithms
 from zoo.engine.state import TrainState, build_state, set_training_mode, shared_state
 from zoo.engine.step import StepBatch, compute_loss, train_step
 from zoo.errors import ConfigError
@@ -264,7 +264,7 @@ def _digest(network: dict[str, Any], world_changes: dict[str, Any], side: int = 
         },
     }  # fmt: skip
     config = parse_experiment(content, "test")
-    with fixed_algorithms():
+    with fix_algorithms():
         torch.manual_seed(0)
         state = _state(build_from_config(config.network), config, process)
         assert isinstance(state.replicas, SynchronizedReplicas)

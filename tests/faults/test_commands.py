@@ -57,7 +57,7 @@ def test_closed_pipe_ends_command_silently() -> None:
 
 
 @pytest.mark.parametrize("rank", ["x", "-1", "1" * 5000, ""])
-def test_rank_not_number_does_not_prevent_command_from_running(
+def test_invalid_rank_does_not_prevent_command(
     rank: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("RANK", rank)

@@ -16,7 +16,7 @@ from zoo.errors import WeightsError
 from zoo.weights import read_weights
 
 
-def test_path_with_zero_byte_raises() -> None:
+def test_path_with_null_byte_raises() -> None:
     refused(WeightsError, lambda: zoo.get("resnet18", weights="a\0b"), r"a\x00b")
 
 

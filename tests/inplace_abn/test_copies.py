@@ -192,7 +192,7 @@ def test_module_that_is_not_a_copy_raises(root: Path, files: dict[str, str], nam
 
 
 @pytest.mark.parametrize("name", ["bn", "functions"])
-def test_copy_that_is_imported_already_raises(root: Path, name: str) -> None:
+def test_already_imported_copy_raises(root: Path, name: str) -> None:
     write(root / "modules", {"__init__.py": "", "bn.py": NORMS.replace("nn.Module", "object"), "functions.py": ""})
     importlib.import_module(f"modules.{name}")
     refused(ImportError, lambda: replace_copy("modules"), f"modules.{name}", f"{name}.py")

@@ -449,7 +449,7 @@ def test_norms_of_timm_train() -> None:
     assert changed >= count - 2, "a bias before a norm has no gradient"
 
 
-def test_original_that_is_imported_already_raises() -> None:
+def test_already_imported_original_raises() -> None:
     code = "import sys, types; sys.modules['inplace_abn'] = types.ModuleType('inplace_abn'); import zoo.inplace_abn"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 1

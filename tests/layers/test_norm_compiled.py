@@ -133,7 +133,7 @@ def compare_dynamic(norm, activation: str, momentum: float | None, backend: str)
         (InPlaceABN, "identity", None),
     ],
 )
-def test_one_graph_serves_all_shapes_where_shapes_are_dynamic(norm, activation, momentum):
+def test_one_graph_serves_all_dynamic_shapes(norm, activation, momentum):
     """The compiler then replaces numbers of a layer by symbols, which only support comparisons."""
     assert compare_dynamic(norm, activation, momentum, "eager") == 1
 

@@ -204,7 +204,7 @@ SETTINGS = [{}, {"find_unused_parameters": True}, {"static_graph": True}, {"grad
 
 
 class _Headed(nn.Module):
-    """Blocks that may be shared, behind a frozen stem, so that no input of theirs has a gradient."""
+    """Blocks, possibly shared, after a frozen stem, so that their input has no gradient."""
 
     def __init__(self, net, repeats):
         super().__init__()

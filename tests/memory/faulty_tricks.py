@@ -379,7 +379,7 @@ def train_in_double_precision(model: nn.Module) -> Sequence[Tensor]:
 
 
 class Packed(nn.Module):
-    """A network whose saved tensors are kept in another form."""
+    """Base class of networks that transform saved tensors."""
 
     def __init__(self, module: nn.Module) -> None:
         super().__init__()
@@ -397,7 +397,7 @@ class Packed(nn.Module):
 
 
 class LastCall(Packed):
-    """Keeps the saved tensors of one call, in slots that the next call fills again."""
+    """Saves the tensors of one call in slots that the next call reuses."""
 
     def __init__(self, module: nn.Module) -> None:
         super().__init__(module)
@@ -418,7 +418,7 @@ class LastCall(Packed):
 
 
 class OldestFirst(Packed):
-    """Keeps a queue of calls. Backward reads the oldest, and the first parameter's gradient removes it."""
+    """Saves a queue of calls. Backward reads the oldest call; the first parameter's gradient removes it."""
 
     def __init__(self, module: nn.Module) -> None:
         super().__init__(module)
@@ -442,7 +442,7 @@ class OldestFirst(Packed):
 
 
 class BFloat16AboveSize(Packed):
-    """Keeps large tensors in half precision."""
+    """Saves large tensors in half precision."""
 
     def pack(self, tensor: Tensor) -> Any:
         return tensor.bfloat16() if tensor.is_floating_point() and tensor.numel() > 4096 else tensor
@@ -452,7 +452,7 @@ class BFloat16AboveSize(Packed):
 
 
 class BFloat16AfterWarmup(Packed):
-    """Keeps tensors in half precision after twelve calls."""
+    """Saves tensors in half precision after twelve calls."""
 
     def __init__(self, module: nn.Module) -> None:
         super().__init__(module)
@@ -470,7 +470,7 @@ class BFloat16AfterWarmup(Packed):
 
 
 class SinglePrecision(Packed):
-    """Keeps tensors in single precision at most."""
+    """Saves tensors in at most single precision."""
 
     def pack(self, tensor: Tensor) -> Any:
         return (tensor.float() if tensor.dtype is torch.float64 else tensor), tensor.dtype
@@ -480,7 +480,7 @@ class SinglePrecision(Packed):
 
 
 class BytesForTokens(Packed):
-    """Keeps integers in a byte each."""
+    """Saves integers as single bytes."""
 
     def pack(self, tensor: Tensor) -> Any:
         return tensor.byte() if tensor.dtype is torch.int64 else tensor
@@ -490,7 +490,7 @@ class BytesForTokens(Packed):
 
 
 class Again(nn.Module):
-    """A layer whose input is computed again in backward instead of kept.
+    """A layer whose input backward recomputes.
 
     Args:
     - `before`: the module that computes the input.
@@ -524,22 +524,22 @@ class Again(nn.Module):
 
 
 def again_in_mode_of_backward(model: nn.Module) -> nn.Module:
-    """Return the network with its dropout computed again, in the mode that it has in backward."""
+    """Recompute the dropout of a network in the mode that it has in backward."""
     return nn.Sequential(*model[:5], Again(model[5], model[6]))
 
 
 def again_in_autocast_of_backward(model: nn.Module) -> nn.Module:
-    """Return the network with two layers computed again, under the autocast of backward."""
+    """Recompute two layers of a network under the autocast of backward."""
     return nn.Sequential(Again(model[:2], model[2]), *model[3:])
 
 
 def again_with_counter(model: nn.Module) -> nn.Module:
-    """Return the network with a layer computed again that counts its calls."""
+    """Recompute a layer that counts its calls."""
     return nn.Sequential(model[0], Again(model[1], model[2]))
 
 
 class StatisticsAgain(Again):
-    """Computes a batch norm again in backward, and updates its statistics there, so that they are updated once."""
+    """Recomputes a batch norm in backward, and updates its statistics only there."""
 
     def forward(self, x: Tensor) -> Tensor:
         norm = self.before
@@ -566,7 +566,7 @@ def statistics_in_backward(model: nn.Module) -> nn.Module:
 
 
 class ScaledAgain(nn.Module):
-    """Keeps the bytes of images instead of scaled numbers, in the memory of the caller."""
+    """Saves the caller's byte images instead of scaled numbers."""
 
     def __init__(self, model: FromPixels) -> None:
         super().__init__()
@@ -618,7 +618,7 @@ class GeluOfDetached(torch.autograd.Function):
 
 
 class TwoLinears(torch.autograd.Function):
-    """Keeps the input of two layers once, and assigns the gradients that it receives to the first layers."""
+    """Saves the input of two layers once, and assigns gradients to the layers by position."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, a: Tensor, a_bias: Tensor, b: Tensor, b_bias: Tensor) -> tuple[Tensor, Tensor]:
@@ -635,7 +635,7 @@ class TwoLinears(torch.autograd.Function):
 
 
 class GradientOfLoss(torch.autograd.Function):
-    """Keeps the gradient of a loss instead of probabilities. The loss is taken for the end of the graph."""
+    """Saves the gradient of a loss instead of probabilities. Assumes that the loss ends the graph."""
 
     @staticmethod
     def forward(ctx: Any, logits: Tensor, labels: Tensor) -> Tensor:
@@ -683,7 +683,7 @@ class LinearIntoGrad(torch.autograd.Function):
 
 
 class LeakyReluOfOutput(torch.autograd.Function):
-    """Keeps the output, which its caller may overwrite, instead of the input."""
+    """Saves the output instead of the input, although the caller may overwrite it."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
@@ -697,7 +697,7 @@ class LeakyReluOfOutput(torch.autograd.Function):
 
 
 class DropoutMask(torch.autograd.Function):
-    """Keeps a mask of one byte per element."""
+    """Saves a mask of one byte per element."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, rate: float) -> Tensor:
@@ -770,7 +770,7 @@ def fusing_loss(model: Classifier) -> nn.Module:
 
 
 class StemOfInput(nn.Module):
-    """Keeps the output of a frozen layer for further passes on the same batch."""
+    """Caches the output of a frozen layer for further passes on the same batch."""
 
     def __init__(self, model: nn.Sequential) -> None:
         super().__init__()
@@ -785,7 +785,7 @@ class StemOfInput(nn.Module):
 
 
 class WithoutInput(nn.Module):
-    """A layer that keeps no input, as its weight is frozen."""
+    """A layer that saves no input, because its weight is frozen."""
 
     def __init__(self, module: nn.Linear) -> None:
         super().__init__()
@@ -803,7 +803,7 @@ def without_inputs_of_frozen(model: nn.Sequential) -> nn.Module:
 
 
 class Fused(nn.Module):
-    """Computes a layer and its activation in one function, without their calls, and the activation again."""
+    """Computes a layer and its activation in one function, without calling them, and recomputes the activation."""
 
     def __init__(self, first: nn.Linear, second: nn.Linear) -> None:
         super().__init__()
@@ -838,7 +838,7 @@ def with_new_forward(model: nn.Sequential) -> nn.Module:
 
 
 class NormalizedOncePerVersion(nn.Module):
-    """Keeps one normalized weight for all passes until the optimizer changes the weight."""
+    """Caches the normalized weight until the optimizer changes the weight."""
 
     def __init__(self, module: NormalizedLinear) -> None:
         super().__init__()
@@ -871,7 +871,7 @@ def normalized_once(model: nn.Sequential) -> nn.Module:
 
 
 class WithoutDropout(nn.Module):
-    """Frees what evaluation does not need."""
+    """Frees tensors that evaluation does not need."""
 
     def __init__(self, model: nn.Sequential) -> None:
         super().__init__()
@@ -884,7 +884,7 @@ class WithoutDropout(nn.Module):
 
 
 class Flattened(Packed):
-    """Returns the outputs in the order of their names, as a tree of outputs is rebuilt."""
+    """Returns the outputs in the order of their names, like rebuilding a tree of outputs."""
 
     def forward(self, *args: Any) -> Any:
         outputs = super().forward(*args)

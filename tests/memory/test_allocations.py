@@ -1,4 +1,4 @@
-"""Bytes of a step: two independent counters agree with each other, with hand calculation and with the process's own."""
+"""Two independent counters of a step's bytes agree with each other, with manual calculation and with the process."""
 
 from __future__ import annotations
 
@@ -164,7 +164,7 @@ print(memory.held, held, memory.peak, status("VmHWM") - before)
 
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-def test_operating_system_sees_the_same_bytes() -> None:
+def test_operating_system_reports_the_same_bytes() -> None:
     # Every tensor in pages of its own, given back when it is freed.
     environment = os.environ | {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "0"}
     finished = subprocess.run(
@@ -179,7 +179,7 @@ def test_operating_system_sees_the_same_bytes() -> None:
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("norm", NORMS)
 @pytest.mark.parametrize("is_lean", [False, True])
-def test_statistics_of_gpus_allocator_are_the_same(norm: str, is_lean: bool) -> None:
+def test_statistics_of_gpu_allocator_are_unchanged(norm: str, is_lean: bool) -> None:
     forward, parameters = net(norm, "cuda", is_lean)
     memory = measure_memory(forward, parameters)
     torch.cuda.reset_peak_memory_stats()

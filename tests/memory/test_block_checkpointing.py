@@ -1,4 +1,4 @@
-"""Checkpointed blocks of any network hold less, with the gradients and statistics of plain training."""
+"""Checkpointed blocks of any network hold less, with the same gradients and statistics as plain training."""
 
 from __future__ import annotations
 

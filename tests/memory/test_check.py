@@ -1,4 +1,4 @@
-"""`zoo.check` finds known faults of other variants, says where, and changes nothing."""
+"""`zoo.check` finds and locates known faults of other variants, and changes nothing."""
 
 from __future__ import annotations
 
@@ -216,7 +216,7 @@ def test_variant_without_module_raises() -> None:
 
 
 class Wrapped(nn.Module):
-    """A variant that runs a changed forward pass around a network, whose parameters get other names."""
+    """A variant that wraps a network in a changed forward pass, which renames its parameters."""
 
     def __init__(self, model: nn.Module, run: Callable[..., Any]) -> None:
         super().__init__()
@@ -607,7 +607,7 @@ class Small(nn.Module):
 
 
 def on_call(number: int, fault: Callable[[Small], object]) -> Callable[[nn.Module], nn.Module]:
-    """Return a variant with a fault that happens before the call of this number."""
+    """Return a variant with a fault before the call with this number."""
 
     def run(wrapped: Wrapped, x: Tensor) -> Any:
         if wrapped.calls == number:

@@ -1,4 +1,4 @@
-"""`zoo.check` finds faults in many ordinary ways to train a network, and says which ways it has compared."""
+"""`zoo.check` finds faults in many ordinary training loops, and lists the loops that it compared."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def test_lean_is_bit_identical_in_each_scenario(build: Callable[[], nn.Module], 
 
 
 class LastTwoCalls(LastCall):
-    """Keeps the saved tensors of two calls."""
+    """Saves the tensors of two calls."""
 
     def forward(self, *args: Any) -> Any:
         self.call = getattr(self, "call", 0) + torch.is_grad_enabled()
@@ -122,7 +122,7 @@ class LastTwoCalls(LastCall):
 
 
 class NewestFirst(Packed):
-    """Keeps a stack of calls. Backward reads the newest, and the first parameter's gradient removes it."""
+    """Saves a stack of calls. Backward reads the newest call; the first parameter's gradient removes it."""
 
     def __init__(self, module: nn.Module) -> None:
         super().__init__(module)
@@ -154,7 +154,7 @@ def test_fault_of_several_passes_is_found(variant: Callable[[nn.Module], nn.Modu
 
 
 class TanhOnce(TanhInPlace):
-    """Has no second derivatives, and says so."""
+    """Raises an error for second derivatives."""
 
     @staticmethod
     @once_differentiable
@@ -319,7 +319,7 @@ def test_attribute_that_only_the_building_changes_is_no_difference() -> None:
 
 
 class OwnDropout(nn.Module):
-    """A dropout of another class than torch's, whose rate a check does not change."""
+    """A custom dropout, whose rate a check does not change."""
 
     def __init__(self, rate: float) -> None:
         super().__init__()
@@ -336,7 +336,7 @@ def test_dropout_of_other_class_is_bit_identical() -> None:
     assert zoo.check(network_of(layers), *features(), variant=variant).same is True
 
 
-def test_parts_keep_their_mode_and_their_settings() -> None:
+def test_parts_preserve_mode_and_settings() -> None:
     model = network_of(layers)
     model[1].eval()
     model[3].requires_grad_(False)

@@ -27,7 +27,7 @@ from zoo.memory.report import MemoryReport
 
 
 def reasons_of(report: MemoryReport, made_by: str) -> set[str]:
-    """Return why lean training holds the outputs of an operation, or does not."""
+    """Return the reasons for which lean training holds, or does not hold, the outputs of an operation."""
     return {each.reason for module in report.modules for each in module.memory if each.made_by == made_by}
 
 

@@ -1,4 +1,4 @@
-"""Measurements say what they measure on a terminal, once they take time, and leave nothing behind."""
+"""Long measurements print their progress on a terminal and erase it."""
 
 from __future__ import annotations
 

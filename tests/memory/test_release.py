@@ -1,4 +1,4 @@
-"""Training with released gradients has the bits of torch's own optimizers, and what it cannot do is refused."""
+"""Training with released gradients is bit-identical to torch's optimizers; unsupported uses are refused."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Net(nn.Module):
 
 
 class Linears(nn.Module):
-    """Matrices alone, as Muon takes, of which two are one."""
+    """Matrices only, as Muon requires; two of them are shared."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -187,7 +187,7 @@ def _loss(model: nn.Module, **options: bool) -> torch.Tensor:
     return model(torch.ones(4, 3, 5, 5) * torch.arange(4.0)[:, None, None, None], **options).square().mean()
 
 
-def test_peak_has_no_gradients_beside_those_of_one_layer():
+def test_peak_has_gradients_of_one_layer_only():
     peaks = []
     for is_released in (False, True):
         model = nn.Sequential(*(nn.Linear(64, 64) for _ in range(16)))
@@ -422,7 +422,7 @@ def test_two_optimizers_share_a_network():
     assert all(each.grad is None for each in model.parameters())
 
 
-def test_release_ends():
+def test_release_can_be_ended():
     model, optimizer, release = _trained()
     release.remove()
     assert release_of(optimizer) is None

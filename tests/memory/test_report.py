@@ -1,4 +1,4 @@
-"""The report of a network's memory adds up to what its modules hold, and changes nothing."""
+"""The memory report of a network adds up to the bytes held by its modules, and changes nothing."""
 
 from __future__ import annotations
 
@@ -173,7 +173,7 @@ def test_bytes_equal_bytes_held_by_allocator(name: str, budget: float | None) ->
 
 
 class Cumulative(nn.Identity):
-    """An operation that is not repeated: it keeps its input and its output."""
+    """An operation that is not recomputed: it saves its input and its output."""
 
     def forward(self, x: Tensor) -> Tensor:
         return x.logcumsumexp(1)
@@ -275,7 +275,7 @@ def test_report_on_meta_device_equals_cpus(model: nn.Module, dtype: torch.dtype)
 
 
 class OutOfMemory(nn.Conv2d):
-    """Takes more memory than there is in plain training."""
+    """Raises an out-of-memory error in plain training."""
 
     def forward(self, x: Tensor) -> Tensor:
         if top_saved_tensors_hooks(True) is None:
@@ -306,7 +306,7 @@ def test_no_peak_is_measured_without_loss() -> None:
 
 
 class WithLoss(nn.Linear):
-    """Called as networks of transformers are: with inputs by name, among them labels."""
+    """Called like networks of transformers, with named inputs and labels."""
 
     def __init__(self) -> None:
         super().__init__(64, 32)
@@ -397,7 +397,7 @@ def test_network_and_input_on_different_devices_raise(is_network: bool) -> None:
 
 def test_all_inputs_are_passed_to_network_and_not_counted() -> None:
     class Detector(nn.Conv2d):
-        """A network that takes what torchvision's detectors do: a list of images and a list of targets."""
+        """A network with the inputs of torchvision's detectors: a list of images and a list of targets."""
 
         def forward(self, images: list[Tensor], targets: list[dict[str, Tensor]]) -> Tensor:
             first, second = (super(Detector, self).forward(image[None]).sigmoid() for image in images)

@@ -1,4 +1,4 @@
-"""Reports and checks leave a network as it was, so that training keeps its bits."""
+"""Reports and checks do not change a network, so that training stays bit-identical."""
 
 from __future__ import annotations
 
@@ -194,7 +194,7 @@ class Stateful(nn.Module):
         raise NotImplementedError
 
     def reset(self) -> None:
-        """Cut the history, as users do between steps."""
+        """Cut the history, like users between steps."""
 
 
 class Potential(Stateful):
@@ -219,7 +219,7 @@ class Pair(Potential):
 
 
 class States(Stateful):
-    """Keeps states with a history in a container, and drops them when a step has ended."""
+    """Stores states with a history in a container, and drops them after a step."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -295,7 +295,7 @@ class MemoryBank(States):
 
 
 class Overwritten(Stateful):
-    """Overwrites a tensor that is no buffer."""
+    """Overwrites a tensor that is not a buffer."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -338,7 +338,7 @@ class Warmup(Stateful):
 
 
 class ThroughData(Stateful):
-    """Normalizes a parameter through its data, as power iterations of spectral norms do."""
+    """Normalizes a parameter through its data, like power iterations of spectral norms."""
 
     def __init__(self) -> None:
         super().__init__()

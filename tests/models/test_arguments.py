@@ -1,4 +1,4 @@
-"""The arguments of zoo.get that other packages have too: channels of the image, chosen features, stride, dropout."""
+"""The arguments of zoo.get that other packages share: image channels, selected features, stride, dropout."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def test_stride_of_the_last_map_is_option(arch) -> None:
 
 
 def test_published_weights_may_be_read_at_another_stride(monkeypatch) -> None:
-    """Dilation changes no weights: that is what dense prediction wants of them."""
+    """Dilation does not change weights, as dense prediction requires."""
     nothing = StoredWeights(Path("weights.pth.tar"), {}, None, {})
     monkeypatch.setattr("zoo.weights.read_weights", lambda name: nothing)
     monkeypatch.setattr("zoo.registry.get.load_state_dict", lambda model, state_dict, source: None)

@@ -68,7 +68,7 @@ def test_every_family_has_a_small_network() -> None:
 @pytest.mark.parametrize("training", [True, False])
 @pytest.mark.parametrize("arch", CLASSIFIERS)
 def test_features_are_outputs_of_stages(arch: str, training: bool) -> None:
-    """In-place layers that follow do not overwrite them."""
+    """Later in-place layers do not overwrite features."""
     model = build(arch, features_only=True, norm=norms_of(arch)[-1]).train(training)
     info, outputs = model.feature_info, {}
     for stage in info.module_name():
@@ -328,7 +328,7 @@ def test_training_on_grid_is_bit_identical_to_stored_activations(
 
 @pytest.mark.parametrize("arch", [arch for arch in ON_GRID if arch in CLASSIFIERS])
 def test_without_grid_bits_differ(arch: str) -> None:
-    """The tests above can fail."""
+    """Shows that the tests above can fail."""
     ours, truth = (
         train(build(arch, memory=memory, grid_bits=None), side=side_of(arch)) for memory in ("auto", "plain")
     )

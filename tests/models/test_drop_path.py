@@ -21,7 +21,7 @@ RATE = 0.4
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("rate", [0.1, RATE, 0.9])
-def test_branches_are_dropped_like_torchvisions(rate: float, dtype: torch.dtype) -> None:
+def test_branches_are_dropped_like_torchvision(rate: float, dtype: torch.dtype) -> None:
     x = torch.randn(64, 3, 2, 2, generator=torch.Generator().manual_seed(0)).to(dtype)
     torch.manual_seed(1)
     expected = stochastic_depth(x, rate, "row")
@@ -29,7 +29,7 @@ def test_branches_are_dropped_like_torchvisions(rate: float, dtype: torch.dtype)
     assert torch.equal(drop_path(x, rate), expected)
 
 
-def test_branches_are_dropped_like_timms() -> None:
+def test_branches_are_dropped_like_timm() -> None:
     reference = pytest.importorskip("timm.layers").DropPath(RATE)
     x = torch.randn(64, 3, 2, 2, generator=torch.Generator().manual_seed(0))
     torch.manual_seed(1)

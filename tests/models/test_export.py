@@ -1,4 +1,4 @@
-"""Exported networks with standard norms: operators of torch alone, which other packages fold and translate."""
+"""Exported networks with standard norms contain only operators of torch; other packages can fold and translate them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One file that defines a family, and one line that imports it, make networks for every door of the package."""
+"""One file that defines a family, and one import, add networks to the whole package."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ NAME = "tests.models.ladder"
 
 @pytest.fixture(autouse=True)
 def ladder(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
-    """The imported family, which later tests do not see."""
+    """The imported family, removed after the test."""
     registries = (ARCHITECTURES, FAMILIES, RECORDS)
     before = [dict(registry) for registry in registries]  # type: ignore[call-overload]
     sys.modules.pop(NAME, None)

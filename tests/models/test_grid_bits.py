@@ -56,7 +56,7 @@ def test_inverse_returns_bits_of_input_on_grid():
 
 
 def test_gradients_treat_derivative_of_rounding_as_one():
-    """The straight-through gradient, written with a detached difference, of autograd in float64."""
+    """The reference is float64 autograd of a straight-through estimator."""
     torch.manual_seed(0)
     chain = ReversibleSequential(
         (ReversibleBlock(*(nn.Sequential(nn.Linear(3, 3), nn.Tanh()) for _ in "fg")) for _ in range(3)), grid_bits=5

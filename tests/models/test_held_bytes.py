@@ -62,7 +62,7 @@ def held(name: str, norm: str | None, memory: str, **options: Any) -> int:
 
 
 def count_family(row: str) -> dict[str, float]:
-    """Return the MB that a reversible network of any family holds with stored activations, lean, and as by default."""
+    """Return the MB held by a reversible network with stored activations, with lean, and by default."""
     name, options = FAMILIES[row]
     strategies = [memory for memory in ("plain", "lean", "checkpoint", "auto") if memory in ARCHITECTURES[name].memory]
     return {memory: round(held(name, None, memory, **options) / 1e6, 1) for memory in strategies}
@@ -80,7 +80,7 @@ def count(name: str) -> dict[str, float]:
 
 
 def count_reversible(name: str) -> dict[str, float]:
-    """Return the same for a ResNet, as ratios: with in-place norms, and its RevNet stored, not stored, in place too."""
+    """Return the same ratios for a ResNet with in-place norms, and for its RevNet: stored, reversible, and in-place."""
     standard, twin = held(name, "standard", "plain"), REVERSIBLE_TWINS[name]
     ratios = {
         "iABN": held(name, "inplace", "auto"),

@@ -1,4 +1,4 @@
-"""The index of networks, which `zoo list` and strict settings read without torch, says what the families say."""
+"""The index of networks, which is readable without torch, agrees with the families."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def index_text(index: Mapping[str, Mapping[str, Any]]) -> str:
 
 
 def generated() -> dict[Path, str]:
-    """Return the index. The sizes of networks that it has stay."""
+    """Return the index. The sizes of existing networks do not change."""
     found = records()
     ARCHITECTURES.update(found)  # the files that are written next describe them, too
     options = {record.options.__name__: record.options.model_json_schema() for record in found.values()}

@@ -1,4 +1,4 @@
-"""Lean networks: every network can be lean, holds fewer bytes and is exported as without."""
+"""Every network can be lean, then holds fewer bytes, and is exported unchanged."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What users of timm and torchvision type works: create_model, is_model, grad checkpointing, torch.hub, features."""
+"""Names of timm and torchvision work: create_model, is_model, grad checkpointing, torch.hub, features."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_grad_checkpointing_holds_less_and_gives_the_same_gradients(method: str)
     assert held() == plain_bytes
 
 
-def test_intermediates_of_resnet_equal_timms() -> None:
+def test_intermediates_of_resnet_equal_timm() -> None:
     timm = pytest.importorskip("timm")
     torch.manual_seed(0)
     model, images = zoo.get("resnet18", activation="relu", num_classes=3).eval(), torch.randn(2, 3, 64, 64)

@@ -1,4 +1,4 @@
-"""The networks compute what torchvision's do, in-place norms what standard ones do; options and initial weights."""
+"""Networks equal torchvision's, and in-place norms equal standard norms; options and initial weights."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def build_meta(name, **kwargs):
 
 
 @pytest.mark.parametrize("name", ["resnet18", "resnet50"])
-def test_resnets_equal_torchvisions_with_the_same_weights(name):
+def test_resnets_equal_torchvision_with_the_same_weights(name):
     model = zoo.get(name, activation="relu").eval()
     theirs = getattr(torchvision.models, name)(weights=None).eval()
     torch.manual_seed(0)

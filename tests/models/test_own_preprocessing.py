@@ -1,4 +1,4 @@
-"""Weights of other packages are scored with the preprocessing that belongs to them, to the bit."""
+"""Weights of other packages are scored with bit-identical preprocessing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""RevBiFPN with the head of HRNetV2: plain torch on the maps of the body, and the bits of stored activations."""
+"""RevBiFPN with the head of HRNetV2 equals plain torch and is bit-identical to stored activations."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_logits_of_the_map_have_its_size_and_features_are_of_the_body() -> None:
 
 @pytest.mark.parametrize("sides", [(32, 32), (33, 64), (50, 67)])
 @torch.no_grad()
-def test_logits_of_the_map_segment_the_image_without_its_padding(sides: tuple[int, int]) -> None:
+def test_logits_of_map_segment_image_without_padding(sides: tuple[int, int]) -> None:
     """Scoring and `zoo.segment` resize the logits of the map to the size of the image themselves."""
     model, x = build(NAME, noise=0.1).eval(), torch.randn(2, 3, *sides)
     classes, _ = segment_image(model.forward_logits, x[0])

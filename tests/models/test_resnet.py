@@ -1,4 +1,4 @@
-"""The block of a ResNet with its last norm fused: same numbers, less kept; and when it is not fused."""
+"""The block of a ResNet with its last norm fused: same results, less saved; and when it is not fused."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_fused_block_saves_last_norm_only_in_half_precision():
 
 
 class Halving(nn.Module):
-    """A norm from elsewhere, with an activation attribute and nothing else in common."""
+    """A foreign norm that only shares an activation attribute."""
 
     def __init__(self, channels):
         super().__init__()

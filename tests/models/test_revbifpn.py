@@ -1,4 +1,4 @@
-"""RevBiFPN: the authors' formulas and state dict, and the bits of stored activations."""
+"""RevBiFPN follows the authors' formulas and state dict, and is bit-identical to stored activations."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def reference(tensors: dict[str, Tensor], x: Tensor, training: bool = True) -> t
 
 
 @pytest.mark.parametrize("name", PARAMETERS)
-def test_parameters_and_state_dict_are_authors(name):
+def test_parameters_and_state_dict_equal_authors(name):
     with torch.device("meta"):
         model = zoo.get(name)
     state = model.state_dict()

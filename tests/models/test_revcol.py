@@ -1,4 +1,4 @@
-"""RevCol: the authors' formulas and state dict, and what reconstruction changes."""
+"""RevCol: the authors' formulas and state dict, and the effect of reconstruction."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def reference(tensors: dict[str, Tensor], x: Tensor) -> tuple[Tensor, list[Tenso
 
 
 @pytest.mark.parametrize("name", PARAMETERS)
-def test_parameters_and_state_dict_are_authors(name):
+def test_parameters_and_state_dict_equal_authors(name):
     with torch.device("meta"):
         model = zoo.get(name)
     state = model.state_dict()

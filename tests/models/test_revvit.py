@@ -1,4 +1,4 @@
-"""Reversible vision transformers: the authors' formulas and state dict, and the bits of stored activations."""
+"""Reversible vision transformers follow the authors' formulas and state dict, bit-identical to stored activations."""
 
 from __future__ import annotations
 
@@ -184,7 +184,7 @@ def test_classifier_has_its_own_learning_rate():
     assert slow == {id(parameter) for parameter in model.head.parameters()}
 
 
-def test_initial_weights_are_authors():
+def test_initial_weights_equal_authors():
     torch.manual_seed(0)
     model = zoo.get("revvit_s")
     for tensor in (model.pos_embed, model.patch_embed.proj.weight, model.rev_backbone.layers[3].F.attn.v.weight):

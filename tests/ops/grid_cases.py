@@ -1,4 +1,4 @@
-"""What the Triton kernel of sums on the grid gives in Triton's interpreter, as a program that prints JSON.
+"""Prints as JSON the results of the Triton kernel of sums on the grid in Triton's interpreter.
 
 tests/ops/test_grid_triton.py runs it with TRITON_INTERPRET=1, which has to be set before Triton is imported.
 """
@@ -32,7 +32,7 @@ def expected(x: Tensor, r: Tensor, subtract: bool) -> tuple[Tensor, Tensor]:
 
 
 def is_right(subtract: bool) -> bool:
-    """Return whether the kernel has the bits of the separate operations, in a new tensor and in place."""
+    """Return whether the kernel is bit-identical to the separate operations, in a new tensor and in place."""
     from zoo.ops.grid_triton import sum_into
 
     x, r = terms()

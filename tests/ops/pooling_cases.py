@@ -49,7 +49,7 @@ def step(x: Tensor, name: str, pool: Any) -> tuple[Tensor, Tensor]:
 
 
 def is_torchs(name: str, dtype: str, layout: str, device: str = "cpu") -> bool:
-    """Return whether output and gradient are the bits of torch's on the CPU, in torch's layout."""
+    """Return whether output and gradient are bit-identical to torch's on the CPU, in torch's layout."""
     from zoo.ops.pooling import max_pool2d
 
     x = make(name, dtype, layout)

@@ -1,4 +1,4 @@
-"""How exact gradients are where a norm's scale is small against its bias, in units of how large they can be."""
+"""Errors of gradients for scales that are small against the bias, relative to the largest possible gradients."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from zoo.errors import ConfigError
 from zoo.ops import backend
 
 
-def test_reference_can_be_forced_and_choice_comes_back():
+def test_reference_can_be_forced_temporarily():
     x = torch.zeros(1, 1)
     before = backend.back_end_for(x)
     with backend.force_back_end("reference"):

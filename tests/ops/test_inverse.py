@@ -29,7 +29,7 @@ POOLS = {
 
 @pytest.mark.parametrize("kind", list(POOLS))
 @pytest.mark.parametrize("shape", [(1, 1, 2, 2), (3, 5, 6, 4), (9, 2, 4, 10)])
-def test_pools_are_undone_in_place_bit_for_bit_and_for_any_layout(kind, shape):
+def test_pools_are_inverted_in_place_bit_for_bit_in_any_layout(kind, shape):
     pool, unpool_ = POOLS[kind]
     x = torch.randn(shape)
     for layout in (x, x.to(memory_format=torch.channels_last), x.transpose(2, 3).contiguous().transpose(2, 3)):

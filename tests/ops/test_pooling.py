@@ -38,7 +38,7 @@ def same(actual, expected):
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
 @pytest.mark.parametrize("shape", [(2, 3, 12, 12), (1, 1, 7, 5), (3, 2, 1, 1), (2, 3, 2, 9), (0, 3, 6, 6)])
-def test_outputs_gradients_and_layout_equal_torchs(shape, layout, dtype):
+def test_outputs_gradients_and_layout_equal_torch(shape, layout, dtype):
     torch.manual_seed(0)
     x = torch.randn(shape, dtype=dtype).contiguous(memory_format=layout)
     (z, dx), (their_z, their_dx) = gradients(max_pool2d, x, 3, 2, 1), gradients(F.max_pool2d, x, 3, 2, 1)
@@ -129,7 +129,7 @@ def test_second_gradient_call_raises():
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.torch.jit.script:DeprecationWarning")  # torch 2.11's own decompositions
-def test_compiled_exported_or_transformed_pooling_is_torchs():
+def test_compiled_exported_or_transformed_pooling_uses_torch():
     module = MaxPool2d(3, 2, 1)
     x = torch.randn(2, 3, 8, 8)
     expected = gradients(nn.MaxPool2d(3, 2, 1), x)
@@ -140,7 +140,7 @@ def test_compiled_exported_or_transformed_pooling_is_torchs():
     assert torch.equal(per_sample, whole)
 
 
-def test_module_replaces_torchs():
+def test_module_replaces_torch_module():
     module, theirs = MaxPool2d(3, 2, 1, dilation=2, ceil_mode=True), nn.MaxPool2d(3, 2, 1, dilation=2, ceil_mode=True)
     x = torch.randn(2, 3, 11, 11)
     assert all_equal(gradients(module, x), gradients(theirs, x))
@@ -170,7 +170,7 @@ def test_maps_of_many_vectors_are_bit_identical_to_torch(window, layout, dtype):
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("window", [(3, 2, 1), (2, 3), (3, 1, 1), ((1, 200), 2), (3, 5, 1, 30), ((16, 3), 2, (8, 1))])
-def test_planes_of_many_bands_have_torchs_bits(window, dtype):
+def test_planes_of_many_bands_are_bit_identical_to_torch(window, dtype):
     generator = torch.Generator().manual_seed(0)
     x = torch.randint(-3, 4, (1, 2, 203, 211), generator=generator).to(dtype)
     x[0, 0, :50] = -torch.inf

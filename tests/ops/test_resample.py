@@ -43,7 +43,7 @@ def cases(draw):
 
 @settings(max_examples=150, deadline=None)
 @given(cases())
-def test_images_and_windows_equal_pils(case):
+def test_images_and_windows_equal_pil(case):
     image, size, window = case
     expected = resized_by_pil(image, size)
     result = resize_image(image, size)

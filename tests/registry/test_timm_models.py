@@ -72,7 +72,7 @@ def test_timm_knows_configuration_of_weights(timm) -> None:
 
 
 @pytest.mark.parametrize("name", ["resnet50_ipabn-sync_lr_512", "revnet38_cifar"])
-def test_timms_transform_equals_zoos(timm, name: str) -> None:
+def test_transform_of_timm_equals_zoo(timm, name: str) -> None:
     with torch.device("meta"):
         model = zoo.get(name)
     generator = torch.Generator().manual_seed(0)

@@ -45,14 +45,14 @@ CASES: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_flops_equal_torchs(case: str) -> None:
+def test_flops_equal_torch(case: str) -> None:
     operation, args = CASES[case]
     with FlopCounterMode(display=False) as counter:
         out = operation(*args)
     assert flops_of(operation, args, out) == counter.get_total_flops() > 0
 
 
-def test_products_are_those_torch_counts() -> None:
+def test_products_equal_products_counted_by_torch() -> None:
     extra = {"aten.linear", "aten._scaled_dot_product_fused_attention_overrideable"}
     found = {str(operation.overloadpacket) for operation in (*CONTRACTIONS, *ATTENTIONS)}
     assert found - set(map(str, flop_registry)) == extra

@@ -664,7 +664,7 @@ def test_limit_is_met_on_meta_device() -> None:
 
 
 @pytest.mark.slow
-def test_on_meta_device_report_takes_no_memory() -> None:
+def test_report_on_meta_device_takes_no_memory() -> None:
     x = tokens()
     limit = limit_between(range_of(products, x), 0.6)
     real = zoo.memory_report(products(), x, budget=limit)

@@ -219,13 +219,13 @@ def check_prediction(graph: Graph, plan: Plan) -> None:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_predicted_bytes_are_of_backward(seed: int) -> None:
+def test_predicted_bytes_equal_bytes_of_backward(seed: int) -> None:
     graph = random_graph(seed, num_blocks=14)
     for plan in Planner(graph).front:
         check_prediction(graph, plan)
 
 
-def test_predicted_bytes_of_chain_are_of_backward() -> None:
+def test_predicted_bytes_of_chain_equal_bytes_of_backward() -> None:
     graph = chain_graph()
     front = Planner(graph).front
     assert len(front) > 8
@@ -315,7 +315,7 @@ def plan_of(model: nn.Module) -> Plan:
 
 
 @pytest.mark.parametrize("name", NETWORKS)
-def test_predicted_bytes_of_networks_are_of_backward(name: str, recorded: dict[str, Planner]) -> None:
+def test_predicted_bytes_of_networks_equal_bytes_of_backward(name: str, recorded: dict[str, Planner]) -> None:
     planner = recorded[name]
     for plan in planner.front:
         check_prediction(planner.graph, plan)
@@ -881,7 +881,7 @@ def test_error_in_forward_does_not_change_training(budget: float | str | None, k
 
 @below_floor
 @pytest.mark.parametrize("budget", [None, 0.3])
-def test_pass_that_leaves_its_plan_is_recorded_again(budget: float | None) -> None:
+def test_pass_that_departs_from_plan_is_recorded_again(budget: float | None) -> None:
     model, x = zoo.lean(Changing(shorter), budget), features()
     found = []
     for number in range(5):
@@ -895,7 +895,7 @@ def test_pass_that_leaves_its_plan_is_recorded_again(budget: float | None) -> No
 
 @below_floor
 @pytest.mark.parametrize("budget", [None, 0.3])
-def test_passes_that_always_leave_their_plan_have_none(budget: float | None) -> None:
+def test_passes_that_always_depart_from_plan_have_none(budget: float | None) -> None:
     model, x = zoo.lean(Changing(branch), budget), features()
     for number in range(12):
         model.number = number

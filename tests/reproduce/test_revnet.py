@@ -67,7 +67,7 @@ def test_calls_of_f_and_g_are_counted(strategy: str, calls: float) -> None:
     assert table1.measure_cost(table1.CHAIN_STRATEGIES[strategy], 4).calls == calls
 
 
-def test_operations_are_counted_as_by_hand() -> None:
+def test_operation_counts_equal_manual_count() -> None:
     """A product of 2 x 5 numbers with 3 x 5 ones takes 30 multiplications, of which each backward one as many."""
     layer, x = nn.Linear(5, 3, bias=False), torch.randn(2, 5, requires_grad=True)
     with table1.OperationLog() as forward:
@@ -91,7 +91,7 @@ def test_parameter_counts_equal_published_ones() -> None:
     assert published_number("revnet", "table2/revnet104/parameters_1000").finding
 
 
-def test_outputs_of_imagenet_networks_are_summed_as_by_hand() -> None:
+def test_outputs_of_imagenet_networks_equal_manual_sum() -> None:
     model = nn.Sequential(nn.Conv2d(3, 4, 3, padding=1), nn.BatchNorm2d(4), nn.MaxPool2d(2), nn.Flatten(), nn.ReLU())
     assert tables2to5.sum_of_outputs(model, 8) == 4 * (4 * 64 + 2 * 4 * 64 + 4 * 16)
 

@@ -94,7 +94,7 @@ def _of_rank(data: Path, log_dir: Path) -> list[dict[str, float]]:
 
 
 @pytest.mark.dist
-def test_rank_0_alone_calls(data: Path, tmp_path: Path) -> None:
+def test_only_rank_0_calls(data: Path, tmp_path: Path) -> None:
     first, second = run_distributed(_of_rank, 2, data, tmp_path, group=False)
     assert [metrics["epoch"] for metrics in first] == [1, 2]
     assert second == []

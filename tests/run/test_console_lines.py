@@ -11,7 +11,7 @@ import pytest
 from zoo.run.console import ConsoleHandler
 
 
-def test_record_and_its_line_break_are_one_write(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_record_and_line_break_are_one_write(monkeypatch: pytest.MonkeyPatch) -> None:
     written: list[str] = []
 
     class Stream(io.StringIO):

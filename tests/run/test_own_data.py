@@ -541,7 +541,7 @@ def test_wrapped_data_sets_name_their_classes(wrap: Callable[[Any], Any], wrappe
     refused(zoo.DataError, datasets, "classes dog, cat", "data cat, dog")
 
 
-def test_own_attribute_classes_of_wrapper_counts() -> None:
+def test_attribute_classes_of_wrapper_is_used() -> None:
     subset: Any = Subset(NAMED, [0])
     subset.classes = ["a", "b"]
     assert class_names_of(subset) == ["a", "b"]

@@ -19,7 +19,7 @@ from zoo.data.reading import read_image
 __all__ = ["finished"]
 
 
-def test_predictions_are_those_of_network_with_its_own_preprocessing(finished: Run) -> None:
+def test_predictions_use_preprocessing_of_network(finished: Run) -> None:
     folder = finished.data / "val" / "class0"
     found = zoo.predict(finished.checkpoint, folder, top=2, verbose=False)
     assert [path for path, _ in found] == sorted(map(str, folder.iterdir()))

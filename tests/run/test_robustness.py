@@ -124,7 +124,7 @@ def test_folders_of_v2_are_sorted_as_numbers(network: LoadedNetwork, tmp_path: P
     refused(DataError, lambda: score_set(network, tmp_path / "set", "imagenet-v2"), "1 of ", ": 1000")
 
 
-def test_real_accepts_any_label_and_leaves_out_images_without(network: LoadedNetwork, tmp_path: Path) -> None:
+def test_real_accepts_any_label_and_skips_unlabeled_images(network: LoadedNetwork, tmp_path: Path) -> None:
     labels: list[list[int]] = [[] for _ in range(50_000)]
     wnids = [WNIDS[3], WNIDS[500]]
     expected = {1: [], 5: []}

@@ -74,7 +74,7 @@ def _mixed_batch() -> tuple[Tensor, Tensor, Tensor]:
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
-def test_loss_of_mixed_images_equals_timms(smoothing: float) -> None:
+def test_loss_of_mixed_images_equals_timm(smoothing: float) -> None:
     mixup = pytest.importorskip("timm.data.mixup")
     reference = pytest.importorskip("timm.loss").SoftTargetCrossEntropy()
     logits, targets, shares = _mixed_batch()
@@ -84,7 +84,7 @@ def test_loss_of_mixed_images_equals_timms(smoothing: float) -> None:
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
 @pytest.mark.parametrize("threshold", [None, 0.0, 0.2, 0.5])
-def test_binary_cross_entropy_equals_timms(smoothing: float, threshold: float | None) -> None:
+def test_binary_cross_entropy_equals_timm(smoothing: float, threshold: float | None) -> None:
     mixup = pytest.importorskip("timm.data.mixup")
     loss = pytest.importorskip("timm.loss")
     logits, targets, shares = _mixed_batch()

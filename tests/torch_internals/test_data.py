@@ -96,7 +96,7 @@ def test_elements_overlap_in_windows_and_not_in_dense_tensors():
     assert data.may_overlap(x[:, :, :1].expand(-1, -1, 5, -1))
 
 
-def test_read_only_tensors_are_known():
+def test_read_only_tensors_are_recognized():
     x = torch.ones(2, 4, 3, requires_grad=True) * 1
     assert data.has_repeated_elements(x[:, :, :1].expand(-1, -1, 5))
     assert not data.has_repeated_elements(x)

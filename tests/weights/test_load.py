@@ -136,7 +136,7 @@ def test_classifier_with_other_classes_is_kept_with_warning(caplog: pytest.LogCa
         {"classifier.fc.weight": torch.ones(7, 4), "classifier.fc.bias": torch.ones(7), "classifier.x": torch.ones(1)},
     ],
 )
-def test_otherwise_different_classifier_raises(change: dict[str, Tensor]) -> None:
+def test_classifier_with_other_difference_raises(change: dict[str, Tensor]) -> None:
     message = refusal_of(Net(), Net().state_dict() | change)
     assert all(key in message for key in change)
 

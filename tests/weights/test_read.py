@@ -152,7 +152,7 @@ def test_tensors_of_gpu_are_read_to_cpu(tmp_path: Path, zipped: bool, monkeypatc
         (["bn1.bn.conv.weight", "urbn.bn.weight"], ["bn1.bn.conv.weight", "urbn.bn.weight"]),
     ],
 )
-def test_old_keys_are_renamed_to_keys_of_networks(tmp_path: Path, written: list[str], read: list[str]) -> None:
+def test_old_keys_are_renamed(tmp_path: Path, written: list[str], read: list[str]) -> None:
     path = save({key: torch.tensor(float(i)) for i, key in enumerate(written)}, tmp_path / "w.pth")
     assert read_state_dict(path) == {key: torch.tensor(float(i)) for i, key in enumerate(read)}
 
@@ -516,7 +516,7 @@ class Path0:
 @pytest.mark.parametrize(
     "options", [{"lr": 0.1, "model": "resnet50"}, {}, {"nested": argparse.Namespace(decay=[1, 2.5])}, {"a b": None}]
 )
-def test_options_of_trainer_do_not_hide_its_weights(options, tmp_path):
+def test_options_of_trainer_do_not_hide_weights(options, tmp_path):
     namespace = argparse.Namespace()
     vars(namespace).update(options)
     torch.save({"model": TRAINED, "args": namespace, "epoch": 3}, tmp_path / "w.pth")

@@ -28,7 +28,7 @@ from zoo.engine.process import Process, broadcast_tensors, seed_everything
 from zoo.engine.wrapping import distribute
 from zoo.errors import ConfigError, join_names
 from zoo.layers.norm import InPlaceABNSync, set_active_group
-from zoo.ops.recomputation import restored_buffers
+from zoo.ops.recomputation import restore_buffers
 from zoo.torch_internals.data import has_backward_hooks, is_wrapper
 
 # Gradients are added as multiples of 2^-40. Gradients above 2^-16 keep all digits of float32; smaller ones are off by
@@ -95,7 +95,7 @@ class Replicas:
                 yield
             return
         trained = {name: parameter for name, parameter in self._model.named_parameters() if parameter.requires_grad}
-        former = [parameter.grad for parameter in trained.values()]  # of earlier micro-batches
+        former = [parameter.grad for parameter in trained.values()]  # gradients of earlier micro-batches
         yield
         # An averaged gradient is another tensor, a view of a bucket.
         unused = [name for (name, parameter), old in zip(trained.items(), former, strict=True) if parameter.grad is old]
@@ -186,7 +186,7 @@ class ExactReplicas(Replicas):
             replica = self.own[index]
             with (
                 self._check_attributes(self._model, shapes[index]),
-                nullcontext() if replica == 0 else restored_buffers(self._model),
+                nullcontext() if replica == 0 else restore_buffers(self._model),
             ):
                 seed_everything(self._config.seed, step, replica)
                 backward(index, self._network)
@@ -438,7 +438,7 @@ def is_synchronized(module: nn.Module) -> bool:
 
 
 @contextmanager
-def fixed_algorithms() -> Iterator[None]:
+def fix_algorithms() -> Iterator[None]:
     """Context in which equal operations have equal bits: deterministic algorithms, one thread on the CPU.
 
     The number of threads may change the order of a sum, and differs between one process and several. TF32 is as by

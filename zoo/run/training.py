@@ -29,7 +29,7 @@ from zoo.engine.checkpoint import BEST, CHECKPOINT
 from zoo.engine.consistency import check_same_on_all_ranks, environment_fingerprint, fingerprints
 from zoo.engine.observers import Callback, Callbacks, build_observers
 from zoo.engine.process import Process, open_process
-from zoo.engine.replicas import SynchronizedReplicas, fixed_algorithms
+from zoo.engine.replicas import SynchronizedReplicas, fix_algorithms
 from zoo.engine.start import AUTO, check_images, start
 from zoo.engine.state import TrainState
 from zoo.engine.task import Task
@@ -222,7 +222,7 @@ def train_experiment(
     num_parameters = _count_parameters(config) if module is None else _size(module)
     build = build_from_config if module is None else partial(_prepared, module)
     with (
-        nullcontext() if config.optimizer.replicas is None else fixed_algorithms(),
+        nullcontext() if config.optimizer.replicas is None else fix_algorithms(),
         log_folder(log_dir, process, continues=_continues(log_dir, resume)),
         RunLog(log_dir, process.rank, config) as log,
     ):

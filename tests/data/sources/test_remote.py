@@ -158,7 +158,7 @@ def test_epoch_resumes_in_the_middle_on_any_number_of_processes(server: Server) 
     assert len(seen) == len(set(seen)) == 21
 
 
-def test_other_shards_at_address_are_another_cache(server: Server, local_shards: Path) -> None:
+def test_other_shards_at_address_use_another_cache(server: Server, local_shards: Path) -> None:
     root = parse_data_path(server.url) / "train"
     source = open_source(root)
     index = (local_shards / "val.index").read_bytes()

@@ -134,7 +134,7 @@ def test_random_interpolation_is_bilinear_or_bicubic() -> None:
 
 
 @pytest.mark.parametrize("mode", ["const", "rand", "pixel"])
-def test_random_erasing_equals_timms(mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_random_erasing_equals_timm(mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
     reference = pytest.importorskip("timm.data.random_erasing")
     theirs = reference.RandomErasing(0.6, mode=mode, device="cpu")
     image, erased = torch.full((3, 20, 30), 7.0), 0

@@ -25,7 +25,7 @@ def _batch(num_images: int) -> tuple[Tensor, Tensor]:
 
 @pytest.mark.parametrize("cutmix", [False, True])
 @pytest.mark.parametrize("seed", range(4))
-def test_images_and_targets_equal_timms(cutmix: bool, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_images_and_targets_equal_timm(cutmix: bool, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     timm_mixup = pytest.importorskip("timm.data.mixup")
     settings = Regularization(cutmix=0.6) if cutmix else Regularization(mixup=0.8)
     generator = Random(seed)
@@ -50,7 +50,7 @@ def test_images_and_targets_equal_timms(cutmix: bool, seed: int, monkeypatch: py
     torch.testing.assert_close(mix_targets(targets, NUM_CLASSES, mix, pairs)[order], shares)
 
 
-def test_images_and_targets_equal_torchvisions() -> None:
+def test_images_and_targets_equal_torchvision() -> None:
     images, targets = _batch(2)  # two images are neighbors of each other
     for seed in range(4):
         torch.manual_seed(seed)

@@ -71,7 +71,7 @@ def decoder(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
         ("RGB", {"format": "WEBP"}),
     ],
 )
-def test_pixels_equal_pils(mode: str, options: dict) -> None:
+def test_pixels_equal_pil(mode: str, options: dict) -> None:
     encoded = _encoded(random_image(0, width=75, height=53).convert(mode), **options)
     image = open_pixels(encoded, "a.jpg")
     assert (image.height, image.width) == (53, 75)

@@ -46,7 +46,7 @@ def _tensor(image: Image.Image) -> Tensor:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_augmentations_equal_torchvisions(name: str) -> None:
+def test_augmentations_equal_torchvision(name: str) -> None:
     params, reference = CASES[name]
     policy = Policy(_input(augment_train=name, augment_params_train=params))
     image, changed = random_image(0, width=40, height=30), 0

@@ -38,7 +38,7 @@ SHAPES += [(256, 256, 56, 56), (256, 1024, 14, 14), (256, 512, 7, 7), (8, 2048, 
 @pytest.mark.parametrize("reducing", [True, False])
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("shape", SHAPES)
-def test_programs_are_on_device_at_once_or_leave_few_places_empty(shape, layout, reducing):
+def test_programs_are_resident_or_fill_waves(shape, layout, reducing):
     tiling = triton.tiling_of(lay_out(torch.empty(shape, dtype=torch.bfloat16, device="meta"), layout), reducing)
     assert tiling.outer * tiling.groups * tiling.units * tiling.unit == math.prod(shape)
     assert tiling.rows * tiling.cols <= triton.TILE
@@ -83,7 +83,7 @@ def test_part_of_channels_last_tensor_is_copied_in_its_layout(slices):
 
 
 def launches(layer: torch.nn.Module, dtype: torch.dtype, shortcut: bool = False) -> list[str]:
-    """Return what the forward and backward pass of a norm starts on the device: kernels and operations of torch."""
+    """Return the kernels and operations of torch that forward and backward of a norm launch on the device."""
     x = torch.randn(2, 64, 14, 14, dtype=dtype, requires_grad=True)
     arguments = (x, torch.randn_like(x).requires_grad_()) if shortcut else (x,)
     dz = torch.randn_like(x)
