@@ -1,4 +1,4 @@
-"""Data flows one way, and the top level holds only what belongs there."""
+"""Data flows in one direction, and the top level has only known files."""
 
 from __future__ import annotations
 

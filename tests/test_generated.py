@@ -1,4 +1,4 @@
-"""The command that generates files writes and prints only what changes."""
+"""The command that generates files writes and prints only changed files."""
 
 from __future__ import annotations
 

@@ -237,7 +237,7 @@ def test_colliding_output_files_raise(vistas: Path, tmp_path: Path, capsys: pyte
 
 
 def _scored(run: Run, folder: Path, *words: str) -> dict[str, Any]:
-    """Return what the test script writes for the finished run, whose settings say crop 10 and scale 12."""
+    """Return the output of the test script for the finished run, whose settings are crop 10 and scale 12."""
     files = [str(run.config), str(run.checkpoint), str(run.data), "-j", "0", "--json", str(folder / "scores.json")]
     assert run_script(ScoreImageNet, [*files, *words]) == 0
     content: dict[str, Any] = json.loads((folder / "scores.json").read_text())
@@ -349,7 +349,7 @@ def test_scripts_take_backend_of_process_group(
 
 
 def _as_original(checkpoint: Path, path: Path) -> Path:
-    """Write what the original trainer saves of a run, with the name of its wrapper before each parameter."""
+    """Write a checkpoint like the original trainer, with the prefix of its wrapper before each parameter."""
     content = torch.load(checkpoint, weights_only=True)
     kept = {key: content[key] for key in ("epoch", "arch", "best_prec1", "optimizer")}
     torch.save({**kept, "state_dict": {f"module.{key}": each for key, each in content["state_dict"].items()}}, path)

@@ -93,7 +93,7 @@ def test_networks_are_listed_shown_and_checked_without_torch() -> None:
 
 
 def test_lean_training_imports_torch_and_nothing_else() -> None:
-    """zoo.lean is for anybody's training script, which may lack whatever else the package depends on."""
+    """zoo.lean is for any training script, whose environment may lack the other dependencies of the package."""
     code = "import torch, sys; of_torch = set(sys.modules)\nimport zoo; zoo.remat.Rematerializer(); zoo.lean\n"
     added = modules_after(code + "for name in of_torch: del sys.modules[name]")
     assert {name.split(".")[0] for name in added} <= {"zoo", *sys.stdlib_module_names}

@@ -108,7 +108,7 @@ def shorten_repr(value: object) -> str:
         return f"[{', '.join(map(shorten_repr, value[:MAX_LISTED]))}{more}]"[:MAX_SHOWN_LIST]
     try:
         text = repr(value[:MAX_SHOWN_REPR] if isinstance(value, str) else value)
-    except (ValueError, RecursionError):  # numbers of thousands of digits; dicts in dicts without end
+    except (ValueError, RecursionError):  # numbers of thousands of digits; endlessly nested dicts
         text = f"(too long to show: {type(value).__name__})"
     return escape(text[:MAX_SHOWN_REPR])
 

@@ -1,4 +1,4 @@
-"""zoo convert writes what the functions return, prints and saves the report, and measures with data."""
+"""zoo convert writes the results of the functions, prints and saves the report, and measures with data."""
 
 from __future__ import annotations
 

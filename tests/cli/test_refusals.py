@@ -1,4 +1,4 @@
-"""Wrong commands exit with 2, print one message that names what is wrong, and write nothing."""
+"""Wrong commands exit with 2, print one message that names the fault, and write nothing."""
 
 from __future__ import annotations
 

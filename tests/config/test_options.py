@@ -19,7 +19,7 @@ SET_AFTERWARDS = {"drop_path_rate"}
 
 
 def keyword_arguments(name: str) -> Iterator[str]:
-    """Yield the keyword arguments of an architecture's class, also those that it passes on to its base class."""
+    """Yield the keyword arguments of an architecture's class, including those for its base class."""
     network = network_class(name)
     builds_itself = network.build.__func__ is not Network.build.__func__  # type: ignore[attr-defined]
     callables = [network.build] if builds_itself else [base.__init__ for base in network.__mro__]

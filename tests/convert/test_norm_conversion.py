@@ -233,7 +233,7 @@ class Block(Resting):
 
 
 class Blocks(nn.Module):
-    """Two blocks, and a function behind a norm in the forward pass of the whole network."""
+    """Two blocks, and a function after a norm in the forward pass of the whole network."""
 
     def __init__(self, activation):
         super().__init__()

@@ -1,4 +1,4 @@
-"""FSDP2 trains networks with every norm as replicas do, or refuses."""
+"""FSDP2 trains networks with every norm like replicas, or raises an error."""
 
 from __future__ import annotations
 

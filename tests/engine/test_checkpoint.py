@@ -144,7 +144,7 @@ def test_one_flipped_bit_in_weight_is_reported_as_damaged(tmp_path: Path) -> Non
     content = bytearray(path.read_bytes())
     content[content.index(state.model[0].weight.detach().numpy().tobytes()) + 5] ^= 1
     path.write_bytes(content)
-    assert torch.load(path, weights_only=True)["position"]["step"] == 0  # torch itself does not look
+    assert torch.load(path, weights_only=True)["position"]["step"] == 0  # torch itself does not check
     refused(CheckpointError, lambda: read(path), str(path), "BadZipFile")
 
 

@@ -55,7 +55,7 @@ def _run_rank(rank: int, world_size: int, port: int, args: tuple[Any, ...], opti
 
 
 def kill_at(step: int, world_size: int, config: Experiment, data: Path, log_dir: Path, **options: Any) -> None:
-    """Train in processes of their own and kill them, as `kill -9` does, when all have reported ``step``.
+    """Train in separate processes and kill them with SIGKILL when all have reported ``step``.
 
     The last checkpoint is written by then.
     """

@@ -1,4 +1,4 @@
-"""Frozen parts keep their weights and statistics, and everything else trains as if they were frozen by hand."""
+"""Frozen parts do not change, and everything else trains as if they were frozen by hand."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Layers are those of timm for networks with its matcher, and the blocks in their order for others."""
+"""Layers equal timm's for networks with its matcher; for other networks they are the blocks in order."""
 
 from __future__ import annotations
 

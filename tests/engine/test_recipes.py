@@ -35,7 +35,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def _config(repeats: int = 3, **changes: Any) -> Experiment:
-    """Return settings with everything on: three epochs of six batches, of which the last has four images."""
+    """Return settings with all features enabled: three epochs of six batches; the last batch has four images."""
     images = {
         "crop_scale_train": [0.3, 1.0],
         "interpolation_train": "random",

@@ -36,7 +36,7 @@ def _short(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _open(comes: str, limits_s: list[float]) -> tuple[list[str], object]:
-    """Return what this rank logs, and the gathered ranks or the error.
+    """Return the log of this rank, and the gathered ranks or the error.
 
     Rank 1 comes when the others have waited for it, or ``comes`` "never".
     """

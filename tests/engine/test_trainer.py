@@ -188,7 +188,7 @@ def test_unreadable_image_ends_run_with_its_name(tmp_path: Path, workers: int) -
 
 
 class _Drive:
-    """Reads files, but for one that it refuses with ``number``: of ``split``, after ``count`` others of it."""
+    """Reads files, but raises errno ``number`` for the file of ``split`` after the first ``count``."""
 
     def __init__(self, split: str, count: int, number: int) -> None:
         self._split, self._count, self._number = f"/{split}/", count, number

@@ -111,7 +111,7 @@ def build_segmenter(network: NetworkSpec) -> nn.Module:
 
 
 class MemoryLog:
-    """A log that keeps all reports; ``on_metrics`` is called with each report."""
+    """A log that stores all reports and calls ``on_metrics`` with each."""
 
     def __init__(self, on_metrics: Callable[[TrainMetrics], object] | None = None) -> None:
         self.metrics: list[TrainMetrics] = []
@@ -192,7 +192,7 @@ def run(
 
 
 def run_until_killed(config: Experiment, data: Path, log_dir: Path, step: int, **options: Any) -> None:
-    """Train until ``step`` is reported; then say so in a file of this rank and wait to be killed."""
+    """Train until ``step`` is reported; then write a file for this rank and wait to be killed."""
 
     def hold(metrics: TrainMetrics) -> None:
         if metrics.step == step:

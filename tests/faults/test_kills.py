@@ -43,7 +43,7 @@ def _train(rank: int, world_size: int, port: int, folder: Path, log_dir: Path) -
 
 
 class _Run:
-    """`zoo train --resume auto` in processes of its own."""
+    """`zoo train --resume auto` in separate processes."""
 
     def __init__(self, folder: Path, log_dir: Path, world_size: int) -> None:
         context: Any = multiprocessing.get_context("forkserver")
@@ -68,7 +68,7 @@ class _Run:
         return True
 
     def kill(self, ranks: list[int]) -> None:
-        """End processes as `kill -9` does; those that are left end by themselves, or the launcher ends them."""
+        """Kill processes with SIGKILL; the others end by themselves, or the launcher ends them."""
         for rank in ranks:
             os.kill(self.processes[rank].pid, signal.SIGKILL)
         for process in self.processes:

@@ -79,7 +79,7 @@ def test_batch_beyond_shared_memory_raises(tmp_path: Path, kind: str) -> None:
 
 
 def _collate_shared(samples: Any) -> Batch | DataError:
-    """Collate as usual, with the paths replaced by whether each tensor is in shared memory."""
+    """Collate as usual, but replace the paths by flags: whether each tensor is in shared memory."""
     batch = collate(samples)
     assert isinstance(batch, Batch)
     tensors = [tensor for tensor in (batch.images, batch.targets, batch.colors) if tensor is not None]

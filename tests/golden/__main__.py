@@ -1,4 +1,4 @@
-"""Writes all golden files and generated pages, and prints which changed and what only a person can fix."""
+"""Writes all golden files and generated pages; prints the changed files and the faults to fix by hand."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ def train(module: nn.Module, x: Tensor, steps: int = 2) -> list[Tensor]:
 
 
 def assert_as_on_the_cpu(module: nn.Module, shape: tuple[int, ...], tolerance: float = 2e-5) -> None:
-    """Check what `train` returns, in float32 on the device, against float64 on the CPU."""
+    """Compare the results of `train` in float32 on the device with float64 on the CPU."""
     x = torch.randn(shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     exact = copy.deepcopy(module).double()
     found, expected = train(module.to(DEVICE), x.to(DEVICE, torch.float32)), train(exact, x)

@@ -72,7 +72,7 @@ FORMS = pytest.mark.parametrize("files", [LATER, FIRST], ids=["later", "first"])
 
 @pytest.fixture
 def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A folder that is imported from; what a test imports is forgotten."""
+    """A folder to import modules from; imports of a test are undone."""
     before = set(sys.modules)
     monkeypatch.setattr(sys, "meta_path", list(sys.meta_path))
     monkeypatch.syspath_prepend(tmp_path)

@@ -16,7 +16,7 @@ NORMS = ["standard", "inplace"]
 
 
 def build_head(norm: str = "standard", pooling_size=None, seed: int = 0) -> DeeplabV3:
-    """Return a small float64 head whose norms have scales, shifts and running statistics of their own."""
+    """Return a small float64 head whose norms have random scales, shifts and running statistics."""
     torch.manual_seed(seed)
     head = DeeplabV3(6, 5, 4, (2, 3, 4), norm_act(norm), pooling_size).double()
     for name, tensor in head.state_dict().items():

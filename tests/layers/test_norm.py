@@ -20,7 +20,7 @@ STATE_KEYS = ["weight", "bias", "running_mean", "running_var", "num_batches_trac
 
 
 def scrambled(layer: nn.Module, seed: int = 0) -> nn.Module:
-    """Give a float64 layer weights of both signs and running statistics that are not the initial ones."""
+    """Give a float64 layer weights of both signs and random running statistics."""
     generator = torch.Generator().manual_seed(seed)
     for name, tensor in layer.double().state_dict().items():
         if name != "num_batches_tracked":

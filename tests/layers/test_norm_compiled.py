@@ -1,4 +1,4 @@
-"""Compiled networks against eager ones: outputs, gradients, running statistics, with at least six norm layers.
+"""Compiled networks equal eager networks: outputs, gradients, running statistics, with at least six norm layers.
 
 Small networks hide the faults that in-place operations cause in compiled graphs; six layers show them.
 """
@@ -104,7 +104,7 @@ DYNAMIC_SHAPES = [(4, 3, 12, 10), (7, 3, 16, 20), (5, 3, 18, 30)]
 
 
 def compare_dynamic(norm, activation: str, momentum: float | None, backend: str) -> int:
-    """Compare steps of images of changing number and size with eager ones, in training and evaluation.
+    """Compare steps with changing numbers and sizes of images with eager steps, in training and evaluation.
 
     Returns the number of graphs in training.
     """

@@ -37,7 +37,7 @@ class Graphs:
 
 
 class Chains(nn.Module):
-    """A chain, or two, and layers of their own before and behind each."""
+    """One or two chains, with layers before and after each."""
 
     def __init__(self, norm, number):
         super().__init__()

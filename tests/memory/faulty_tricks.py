@@ -23,7 +23,7 @@ class Trick(NamedTuple):
     - `build`: returns the network.
     - `inputs`: returns a batch.
     - `variant`: returns the variant of a network.
-    - `witness`: trains a network, and returns what a user sees of the training.
+    - `witness`: trains a network, and returns the results that a user sees.
     """
 
     build: Callable[[], nn.Module]

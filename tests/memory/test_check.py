@@ -489,7 +489,7 @@ def test_outputs_in_objects_need_no_custom_loss() -> None:
 
 
 class Keeping(nn.Linear):
-    """A layer that keeps its last output."""
+    """A layer that stores its last output."""
 
     def forward(self, x: Tensor) -> Tensor:
         self.last = super().forward(x)
@@ -584,7 +584,7 @@ def test_wrappers_may_rename_parameters(variant: Callable[[nn.Module], nn.Module
 
 
 class Small(nn.Module):
-    """A network with what variants get wrong: norms, dropout, a tied weight, a frozen layer, a layer without a use."""
+    """A network with typical difficulties: norms, dropout, a tied weight, a frozen layer, an unused layer."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -793,7 +793,7 @@ def resnet() -> tuple[nn.Module, tuple[Any, ...], dict[str, Any]]:
 
 
 class LanguageModel(nn.Module):
-    """A transformer with a dict of outputs and a loss of its own, and a tied embedding."""
+    """A transformer with a dict of outputs, its own loss, and a tied embedding."""
 
     def __init__(self) -> None:
         super().__init__()

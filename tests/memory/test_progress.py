@@ -20,7 +20,7 @@ class Terminal(io.StringIO):
 
 
 def open_terminal(monkeypatch: pytest.MonkeyPatch, delay_s: float) -> Terminal:
-    """Return what replaces stderr; not a fixture, because pytest sets stderr again before a test."""
+    """Return a replacement of stderr. Not a fixture, because pytest sets stderr again before a test."""
     terminal = Terminal()
     monkeypatch.setattr(sys, "stderr", terminal)
     monkeypatch.setattr(module, "DELAY_S", delay_s)

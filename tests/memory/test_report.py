@@ -21,7 +21,7 @@ from zoo.torch_internals.dispatch import top_saved_tensors_hooks
 
 
 def held_bytes(model: nn.Module) -> int:
-    """Return the bytes of the distinct tensors that autograd keeps for the loss of a model."""
+    """Return the bytes of the distinct tensors that autograd saves for the loss of a model."""
     storages: dict[int, int] = {}
     own = {each.untyped_storage()._cdata for each in (*model.parameters(), *model.buffers())}
 

@@ -172,7 +172,7 @@ def test_restored_buffers_get_size_contents_and_dtype_back(build: Callable[[], n
 
 @dataclass
 class Memory:
-    """An object that keeps states."""
+    """An object that stores states."""
 
     states: list[Tensor] = field(default_factory=list)
 
@@ -369,7 +369,7 @@ FEATURES: dict[str, Any] = {}
 
 
 class Hooked(Stateful):
-    """Adds what hooks have recorded to its activations."""
+    """Adds values that hooks have recorded to its activations."""
 
     def __init__(self, kind: str) -> None:
         super().__init__()

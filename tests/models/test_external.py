@@ -1,4 +1,4 @@
-"""Networks of other packages are found by their names, and errors say what there is."""
+"""Networks of other packages are found by name, and errors list the available names."""
 
 from __future__ import annotations
 

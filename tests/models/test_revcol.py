@@ -145,7 +145,7 @@ def test_lean_network_stores_maps():
 
 
 def gradient_errors(columns: int) -> list[float]:
-    """Return the relative errors of the gradients by reconstruction, without those that are 0."""
+    """Return the relative errors of gradients from reconstructed activations, without zeros."""
     results = []
     for memory in ("auto", "plain"):
         model = build("revcol_tiny", noise=0.1, memory=memory, structure={"columns": columns})

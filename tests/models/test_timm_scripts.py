@@ -1,4 +1,4 @@
-"""A script written for timm runs on a network of this package with one changed line, and prints what timm's prints."""
+"""A script for timm runs on a network of this package after changing one line, with the same output."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ def make(name: str, dtype: str, layout: str) -> Tensor:
 
 
 def step(x: Tensor, name: str, pool: Any) -> tuple[Tensor, Tensor]:
-    """Return output and gradient of a pooling for a gradient full of different numbers, of which sums are exact."""
+    """Return output and gradient of a pooling for a gradient with distinct numbers whose sums are exact."""
     leaf = x.detach().requires_grad_()
     z = pool(leaf, *WINDOWS[name][1])
     numbers = (torch.arange(z.numel(), device=x.device) % 61 - 30).to(x.dtype).view(z.shape)

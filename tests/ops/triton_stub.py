@@ -28,7 +28,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def interpret(module: str) -> dict[str, Any]:
-    """Return what the program ``module`` prints, JSON, when Triton's interpreter runs the kernels."""
+    """Run the program ``module`` with Triton's interpreter; return the JSON that it prints."""
     environment = os.environ | {"TRITON_INTERPRET": "1", "PYTHONPATH": str(ROOT)}
     command = [sys.executable, "-m", module]
     child = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
@@ -38,7 +38,7 @@ def interpret(module: str) -> dict[str, Any]:
 
 
 class Device:
-    """Answers what Triton asks its driver; ``started`` are the names of the kernels that were started."""
+    """Replaces Triton's driver; ``started`` are the names of the launched kernels."""
 
     def __init__(self, capability: int) -> None:
         self.capability = capability
@@ -61,13 +61,13 @@ class Device:
         return 0
 
     def launcher_cls(self, source: Any, metadata: Any) -> Any:
-        """Return what starts a kernel."""
+        """Return the launcher of a kernel."""
         started, name = self.started, metadata.name
         return lambda *_: started.append(name)
 
 
 class Compiler:
-    """Replaces a kernel: compiles what would be launched, and records the code."""
+    """Replaces a kernel: compiles the code that would be launched, and records it."""
 
     def __init__(self, kernel: Any, record: list[str]) -> None:
         self.kernel, self.record = kernel, record

@@ -1,4 +1,4 @@
-"""The documentation is up to date: its tables are regenerated, its examples run, and whatever it names exists."""
+"""The documentation is up to date: tables are regenerated, examples run, and everything it names exists."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ TUTORIALS = [page for page in TEXTS if page.startswith("docs/tutorials/") and pa
 
 
 def run_example(page: str, example: str, namespace: dict[str, object], capsys: pytest.CaptureFixture[str]) -> None:
-    """Run an example; a block of text behind it has the first lines that it prints, or the beginning before " ...".
+    """Run an example. The text block after it has the first lines of its output, or their beginning before " ...".
 
     Lines after a line "..." are the last ones.
     """

@@ -97,7 +97,7 @@ def held(module: nn.Module, *inputs: Any) -> int:
 
 
 def peak(model: nn.Module, x: Tensor) -> int:
-    """Return the bytes of parameters, buffers, the input and a training step at its peak, which keeps its output."""
+    """Return the bytes of parameters, buffers, the input and a training step at its peak, including its output."""
     existing = sum(each.nbytes for each in (*model.parameters(), *model.buffers(), x))
 
     def forward() -> Tensor:
@@ -176,7 +176,7 @@ def are_equal(found: Iterable[Tensor], expected: Iterable[Tensor]) -> bool:
 
 
 def assert_same(program: Callable[..., Tensor], *inputs: Tensor, **options: Any) -> None:
-    """Assert that two passes of a program have the output and gradients, bit for bit, that it has without recipes.
+    """Assert that two passes of a program are bit-identical to the program without recipes.
 
     With a log, only the pass that it records runs.
     """

@@ -1,4 +1,4 @@
-"""Backward passes that record a graph of their own, as for gradient penalties and forces, save recipes as well."""
+"""Backward passes that record a graph, as for gradient penalties and forces, also save recipes."""
 
 from __future__ import annotations
 

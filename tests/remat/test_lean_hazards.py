@@ -27,7 +27,7 @@ SIZE_PX = 96  # 8 channels of 96 x 96 px take more than 64 KiB, up to which tens
 
 
 class Network(nn.Module):
-    """A convolution and a norm, then what a test gives, then another convolution."""
+    """A convolution and a norm, a module of the test, and another convolution."""
 
     def __init__(self, middle: Callable[..., Any]) -> None:
         super().__init__()
@@ -197,7 +197,7 @@ class Square(torch.autograd.Function):
 
 
 class Accumulating(torch.autograd.Function):
-    """A matrix product whose backward adds the gradient of the weight to a buffer of its own."""
+    """A matrix product whose backward adds the gradient of the weight to its own buffer."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:

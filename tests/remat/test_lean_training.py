@@ -79,7 +79,7 @@ def interleaved(model: nn.Module, lean: Any) -> list[Tensor]:
 
 
 def in_threads(model: nn.Module, lean: Any) -> list[Tensor]:
-    """Two threads that train networks of their own."""
+    """Two threads that train separate networks."""
     models = [lean(copy.deepcopy(model)) for _ in range(2)]
     x = images()
     losses: list[Tensor] = []

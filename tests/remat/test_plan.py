@@ -1,4 +1,4 @@
-"""Plans save and recompute what they predict, and training that follows them has the bits of plain training."""
+"""Plans save and recompute what they predict, and training that follows them is bit-identical to plain training."""
 
 from __future__ import annotations
 
@@ -298,7 +298,7 @@ def recorded() -> dict[str, Planner]:
 
 
 def kind_of(model: nn.Module) -> Any:
-    """Return what is known about the last kind of passes of a lean network."""
+    """Return the record of the last kind of passes of a lean network."""
     return next(reversed(vars(model)["_zoo_lean"].limiter._kinds.values()))
 
 

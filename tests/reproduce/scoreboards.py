@@ -54,5 +54,5 @@ def section(*comparisons: Comparison, key: str = "table3", **environment: Any) -
 
 
 def rows(*sections: ReportSection) -> dict[str, Row]:
-    """Return the rows by id; the numbers are those that `publish` has made."""
+    """Return the rows by id, for the numbers of `publish`."""
     return {row.number.id: row for row in rows_of({"inplace_abn": [], "revnet": sections})}

@@ -192,7 +192,7 @@ def test_figure_12_run_is_compared_with_published_accuracy(tmp_path: Path) -> No
 
 
 def test_one_run_fills_all_rows_of_its_network(tmp_path: Path) -> None:
-    """The default depth may be omitted, and what changes neither the network nor the images does not count."""
+    """The default depth may be omitted, and settings that change neither the network nor the images do not count."""
     for number, options in enumerate(({}, {"blocks": [1, 2], "units": 2})):
         folder = make_run(tmp_path / str(number), [90.0] * 7, "revnext_cifar10", options=options)
         saved = json.loads((folder / "experiment.json").read_text())

@@ -58,7 +58,7 @@ def test_metrics_are_those_of_the_log(data: Path, tmp_path: Path) -> None:
     ]
 
 
-def test_random_numbers_and_changes_of_callbacks_change_no_bit(data: Path, tmp_path: Path) -> None:
+def test_callbacks_cannot_change_the_run(data: Path, tmp_path: Path) -> None:
     def draw(metrics: Mapping[str, float]) -> None:
         torch.randn(3), random.random(), np.random.rand()
         assert isinstance(metrics, dict)

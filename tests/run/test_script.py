@@ -1,4 +1,4 @@
-"""`zoo lean` runs training scripts as Python does, and their networks train lean with the bits of plain training."""
+"""`zoo lean` runs training scripts like Python; their networks train lean, bit-identical to plain training."""
 
 from __future__ import annotations
 
@@ -135,7 +135,7 @@ def test_report_tells_saved_bytes_of_calls_with_changing_shapes() -> None:
 
 
 class Sized(nn.Module):
-    """Calls its part to learn the size of its output, as detectors do for their strides."""
+    """Calls its part to learn the size of its output, like detectors for their strides."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -196,7 +196,7 @@ class Reference(NamedTuple):
 
 
 def timm_reference(name: str, config: Experiment, step: Step) -> Reference:
-    """Return what timm's train.py builds with the values of a recipe, for the images and random numbers of ``step``."""
+    """Return the objects that timm's train.py builds from a recipe, for the images and random numbers of ``step``."""
     timm = _timm()
     import_module("zoo.registry.timm_models")
     stated, arch = STATED[name], config.network.arch
@@ -233,7 +233,7 @@ def timm_reference(name: str, config: Experiment, step: Step) -> Reference:
 
 
 def torchvision_reference(name: str, config: Experiment, step: Step) -> Reference:
-    """Return what torchvision's train.py builds with the values of a recipe, for the images and numbers of ``step``."""
+    """Return the objects that torchvision's train.py builds from a recipe, for the images and numbers of ``step``."""
     stated = STATED[name]
     arch, options = config.network.arch.removeprefix("torchvision:"), config.network.options
     model = models.get_model(arch, num_classes=NUM_CLASSES, **options).double()

@@ -1,4 +1,4 @@
-"""Calls from Python show what the commands show, once, in scripts and in notebooks."""
+"""Calls from Python print the output of the commands, once, in scripts and in notebooks."""
 
 from __future__ import annotations
 

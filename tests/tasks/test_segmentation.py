@@ -37,7 +37,7 @@ def _task(**segmentation: object) -> SegmentationTask:
 
 
 def _batch(count: int, height: int = 5, width: int = 7, seed: int = 0) -> tuple[Tensor, Tensor]:
-    """Logits and targets, of which some are to be ignored."""
+    """Logits and targets with ignored pixels."""
     generator = torch.Generator().manual_seed(seed)
     logits = torch.randn(count, CLASSES, height, width, generator=generator)
     targets = torch.randint(CLASSES, (count, height, width), generator=generator)

@@ -43,7 +43,7 @@ def _trained_weights(data: Path, log_dir: Path) -> Tensor:
 
 
 @pytest.mark.dist
-def test_two_processes_with_crop_each_take_steps_of_one_with_both(tmp_path: Path) -> None:
+def test_two_processes_with_one_crop_each_equal_one_with_both(tmp_path: Path) -> None:
     """Synchronized norms count over the group, in the pooled branch too."""
     data = make_labeled(tmp_path / "data", num_train=4, num_val=2)
     first, second = run_distributed(_trained_weights, 2, data, tmp_path / "two")

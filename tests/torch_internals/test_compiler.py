@@ -1,4 +1,4 @@
-"""torch's compiler does what the package relies on."""
+"""torch's compiler has the behavior that the package relies on."""
 
 from __future__ import annotations
 

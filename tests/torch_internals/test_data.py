@@ -1,4 +1,4 @@
-"""Tensors, modules and data loaders of torch do what the package relies on."""
+"""Tensors, modules and data loaders of torch have the behavior that the package relies on."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Dispatch and autograd of torch do what the package relies on."""
+"""Dispatch and autograd of torch have the behavior that the package relies on."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ NOT_OF_TORCH = {
 
 
 def _names_of_its_own(tree: ast.AST) -> set[str]:
-    """Return the names that a file defines: functions, classes, and what it assigns to variables and attributes."""
+    """Return the names that a file defines: functions, classes, variables and attributes."""
     names = set()
     for node in ast.walk(tree):
         if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
@@ -44,7 +44,7 @@ def _is_private(name: object) -> bool:
 
 
 def _private_names(tree: ast.AST) -> list[tuple[int, str, str]]:
-    """Return (line, what it is of, name) of the private names that a file reads of modules and objects."""
+    """Return (line, owner, name) of the private names that a file reads from modules and objects."""
     found = []
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):

@@ -12,7 +12,7 @@ Answer = Callable[["Handler"], None]
 
 
 class Server(LocalServer):
-    """Serves ``content`` under any path and records the requests; the first ones get the answers of ``script``."""
+    """Serves ``content`` under any path and records the requests; the first requests get the answers of ``script``."""
 
     def __init__(self, content: bytes) -> None:
         super().__init__(Handler)

@@ -1,4 +1,4 @@
-"""Reading weights files of every format; hostile ones run no code, take bounded memory and cause one clear error."""
+"""Reading weights files of every format; hostile files run no code, take bounded memory and raise one clear error."""
 
 from __future__ import annotations
 

@@ -5,7 +5,7 @@ to 224 x 224 px bilinearly with antialiasing, flip it with probability 1/2, and 
 images, which are normalized on the device, except torchvision's reference pipeline, which normalizes in its workers.
 Each is set up as its documentation recommends.
 
-Each loader runs in a process of its own, with its workers. The loaders take turns: a turn is one epoch, from the first
+Each loader runs in a separate process, with its workers. The loaders take turns: a turn is one epoch, from the first
 request to the last batch, and all other processes are idle.
 """
 

@@ -87,7 +87,7 @@ def measure_step(
     after the warm-up.
 
     Args:
-    - `model`: the network, of which copies are trained.
+    - `model`: the network; copies of it are trained.
     - `forward_of`: returns a function that computes the loss of a copy.
     - `optimizer`: the name of an optimizer of torch.optim.
     - `rounds`: interleaved timings of each step; 0: none, as on the meta device.

@@ -99,7 +99,7 @@ class Train(Command, ProcessOptions):
         return 0
 
     def _next_steps(self, log_dir: Path, validates: bool) -> str:
-        """Return commands for what usually comes next."""
+        """Return the commands that usually come next."""
         from zoo.config.parse import load_experiment
         from zoo.engine.checkpoint import BEST, CHECKPOINT
         from zoo.run.log_folder import SETTINGS_FILE

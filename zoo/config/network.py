@@ -293,7 +293,7 @@ def spec_class(arch: Any) -> type[Spec]:
 
 
 def validate_spec(content: Any) -> Spec:
-    """Build the spec of a JSON object, with the class for its architecture; return a spec unchanged. ValueError."""
+    """Build the spec of a JSON object, with its architecture's class; return a spec unchanged. May raise ValueError."""
     if isinstance(content, Spec):
         return content
     if not isinstance(content, Mapping):

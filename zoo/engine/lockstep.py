@@ -1,4 +1,4 @@
-"""Replicas of one process that run in turns and exchange tensors, as processes do with collective operations."""
+"""Runs replicas of one process in turns; they exchange tensors like processes with collective operations."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from zoo.torch_internals.data import ALL_GATHER
 
 
 class Lockstep(ReplicaGroup):
-    """Runs a function per replica of this process, each in a thread of its own, one at a time.
+    """Runs one function per replica of this process, each in its own thread, one at a time.
 
     A function runs until it calls `gather`; the next one runs then. Between two turns of a function the random
     generators of torch and Python keep its states. The functions compute what they would compute in processes of their
@@ -154,4 +154,4 @@ class Lockstep(ReplicaGroup):
 
 
 class _Ended(BaseException):
-    """Ends the function of a replica, because another one has raised an exception."""
+    """Ends the function of a replica, because another replica raised an exception."""

@@ -2,7 +2,7 @@
 
 By default each process is a replica, and DistributedDataParallel averages the gradients of several processes:
 `Replicas`. With ``optimizer.replicas`` any number of processes trains the same weights, to the bit: `ExactReplicas`.
-Each scheme of adding defines bits of its own.
+The schemes differ in the last bits.
 """
 
 from __future__ import annotations
@@ -176,7 +176,7 @@ class ExactReplicas(Replicas):
         shapes: Sequence[torch.Size],
         scaler: torch.amp.GradScaler,
     ) -> None:
-        """Call ``backward`` for each own replica, with random numbers of its own.
+        """Call ``backward`` for each own replica, each with its own random numbers.
 
         Only replica 0 updates running statistics and other buffers, once per step. It runs last, because all replicas
         of a step begin with the same buffers.
@@ -349,7 +349,7 @@ class SynchronizedReplicas(ExactReplicas):
         shapes: Sequence[torch.Size],
         scaler: torch.amp.GradScaler,
     ) -> None:
-        """Call ``backward`` for all own replicas in lockstep, with random numbers of their own.
+        """Call ``backward`` for all own replicas in lockstep, each with its own random numbers.
 
         All replicas of a step begin with the same buffers; the buffers of replica 0 remain. Raises ConfigError if
         gradients reach parameters of the network itself: a function that a module holds refers to it.

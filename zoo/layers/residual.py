@@ -16,8 +16,6 @@ from zoo.torch_internals.data import is_plain
 class IdentityResidualBlock(nn.Module):
     """Pre-activation residual block, x + branch(norm(x)). Does not modify x.
 
-    Source: He et al., Identity Mappings in Deep Residual Networks, 2016.
-
     The projection, if any, reads the output of the first norm.
 
     Args:
@@ -30,6 +28,8 @@ class IdentityResidualBlock(nn.Module):
     - `dropout`: probability of dropping a whole channel before the last convolution.
 
     The attribute ``drop_path`` is the probability that training drops the branch for an image; 0 by default.
+
+    Source: He et al., Identity Mappings in Deep Residual Networks, 2016.
     """
 
     drop_path = 0.0

@@ -333,7 +333,7 @@ class ReversibleSequential(nn.Sequential):
 
     Args:
     - `blocks`: `ReversibleBlock`s or other links of two tensors (`zoo.ops.chain.Link`), or an OrderedDict of them.
-    - `store`: save activations as autograd does, for comparison. May be set at any time.
+    - `store`: save activations like autograd, for comparison. May be set at any time.
     - `grid_bits`: k from 0 to 22 rounds the halves to multiples of 2^-k, in all ``blocks``. The halves that backward
       reconstructs are then bit-identical to stored halves, if their absolute values are below 2^(24 - k) in float32.
       Backward compares digests, and raises VerificationError if one differs. None, as in the papers: reconstructed

@@ -86,7 +86,7 @@ def run_chain(
     Args:
     - `links`: see `Link`.
     - `xs`: the inputs of the first link.
-    - `store`: save activations as autograd does. Always on in transforms of `torch.func` and in `torch.export`.
+    - `store`: save activations like autograd. Always on in transforms of `torch.func` and in `torch.export`.
     - `meter`: called in backward with the number of each block and the relative error of its reconstructed inputs, last
       block first. Needs the memory of the inputs of all blocks.
     - `grid_bits`: round the inputs to multiples of 2^-grid_bits. Links that round their summands to the same grid can

@@ -21,7 +21,7 @@ from zoo.tasks.confusion import ConfusionMatrix
 from zoo.tasks.segmentation import SegmentationResult
 
 MAX_NAMES, MAX_NUMBERS = 60, 15  # classes whose names and numbers a picture has
-HEIGHT = 6.2  # inches of a picture
+HEIGHT = 6.2  # height of a picture, inches
 
 
 def check_matrix_file(path: Path) -> None:

@@ -88,7 +88,7 @@ def predict_each(
     process: Process | None = None,
     verbose: bool = True,
 ) -> tuple[list[ImagePrediction], list[str]]:
-    """Return what `predict` does for all images that can be read, and an error message for each other one."""
+    """Return the results of `predict` for all readable images, and an error message for each other image."""
     if top < 1:
         raise ConfigError(f"top = {top}: is the number of classes per image, at least 1")
     with console(environment_rank() if process is None else process.rank, verbose):

@@ -154,7 +154,7 @@ class LeanCalls:
         return output
 
     def _network(self, module: nn.Module, args: Any, kwargs: Any) -> Network | None:
-        """Return what is known of a module, and count its call; None if the call needs no gradients."""
+        """Count a call of a module and return its record; None if the call needs no gradients."""
         trains = torch.is_grad_enabled() and (
             any(each.requires_grad for each in module.parameters())
             or any(each.requires_grad for each in tensors_of((args, kwargs)))

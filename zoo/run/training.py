@@ -268,7 +268,7 @@ def _result(state: TrainState, log_dir: Path) -> TrainingResult:
 
 
 def _prepared(module: nn.Module, network: Spec) -> nn.Module:
-    """Return ``module``, lean if the settings say so."""
+    """Return ``module``, lean if the settings request it."""
     return lean(module) if network.memory == LEAN and not is_lean(module) else module
 
 

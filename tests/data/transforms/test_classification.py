@@ -169,7 +169,7 @@ def test_rectangle_is_erased_after_normalization() -> None:
 
 
 def _shapes(boxes: np.ndarray, height: int, width: int) -> list[np.ndarray]:
-    """Return the areas and the aspect ratios of boxes (n, 4), and their places among those that are possible."""
+    """Return areas and aspect ratios of boxes (n, 4), and their positions relative to the possible range."""
     top, left, rows, columns = boxes.T
     return [
         rows * columns, columns / rows, rows, columns,

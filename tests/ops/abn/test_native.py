@@ -179,7 +179,7 @@ def test_exp_and_log_are_accurate_to_few_ulps_of_float32(function):
 @pytest.mark.parametrize("layout", ["contiguous", "channels_last"])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_stored_numbers_are_rounded_like_torch(dtype, layout):
-    """Through the identity: every number of the dtype, the middles between them, and what lies beyond."""
+    """With the identity: every number of the dtype, the midpoints between them, and values out of range."""
     every = torch.arange(-(2**15), 2**15, dtype=torch.int16).view(dtype)
     settings = NormSettings(None, None, 0.0, "identity", 0.0)
     x = arrange(every.view(1, 2, -1), layout)

@@ -1,4 +1,4 @@
-"""Random programs that are trained plainly, with recipes, and with a clone of whatever autograd saves.
+"""Trains random programs plainly, with recipes, and with a clone of each tensor that autograd saves.
 
 The third run is the truth: a write into a tensor after autograd saved it never reaches its clone, so that the
 gradients belong to the values of the forward pass. A program is *silently wrong* if its results with recipes are not

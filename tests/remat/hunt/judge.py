@@ -47,7 +47,7 @@ FAILURES = (FAILS, WRONG)
 
 
 class Verdict(NamedTuple):
-    """A verdict, and what was wrong."""
+    """A verdict, and a description of the fault."""
 
     verdict: str
     detail: str
@@ -58,7 +58,7 @@ class Verdict(NamedTuple):
 
     @property
     def reason(self) -> str:
-        """What distinguishes failures of different causes, as far as it is known without shrinking."""
+        """Properties that distinguish failures with different causes, as far as known without shrinking."""
         return self.detail if self.verdict == FAILS else self.verdict
 
 

@@ -180,7 +180,7 @@ class Network(nn.Module):
         self.regions.pop().__exit__(None, None, None)
 
     def forward(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Return what the program returns, of its inputs."""
+        """Return the outputs of the program for its inputs."""
         try:
             return self.body(tensors)
         finally:
@@ -351,7 +351,7 @@ def _spike(at: At) -> Tensor:
 
 
 def _frozen_relu(at: At, has_norm: bool = False) -> Tensor:
-    """Return what a frozen layer and a ReLU in place give."""
+    """Return the result of a frozen layer and an in-place ReLU."""
     y = F.conv2d(at.a * 1.0, at.net.w3.detach(), padding=1)
     if has_norm:
         y = F.batch_norm(y, at.net.mean1, at.net.var1, at.net.gamma.detach(), at.net.beta.detach())

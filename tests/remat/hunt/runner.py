@@ -114,7 +114,7 @@ def execute(step: Step, net: Network, tensors: dict[str, Tensor]) -> None:
 
 
 def store(tensors: dict[str, Tensor], names: Sequence[str], is_unused: bool, out: Any) -> None:
-    """Give what a step returned its names."""
+    """Store the results of a step under their names."""
     if isinstance(out, Tensor):
         if not is_unused:
             tensors[names[0]] = out

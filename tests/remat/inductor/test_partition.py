@@ -1,4 +1,4 @@
-"""Inductor's graphs with the lean rule save little, draw random numbers once, and compute what plain training does."""
+"""Inductor's graphs with the lean rule save little, draw random numbers once, and equal plain training."""
 
 from __future__ import annotations
 
