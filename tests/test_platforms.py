@@ -10,7 +10,7 @@ import pytest
 CODE = """
 import os, signal, sys, warnings
 warnings.filterwarnings("default", "zoo uses plain torch operations for norms on the CPU")
-# These have code of their own for each platform.
+# These have separate code for each platform.
 import filelock, pydantic, torch, torch._dynamo, torch.profiler, torchvision, tqdm
 for name in ("fcntl", "grp", "pwd", "resource", "termios"):
     sys.modules[name] = None

@@ -50,7 +50,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Run:
 
 @pytest.fixture(autouse=True)
 def _committed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Commands see a clean checkout, whatever its state, and a constant time."""
+    """Commands always see a clean checkout and a constant time."""
     monkeypatch.setattr("zoo.run.environment.checkout_commit", lambda: "0" * 40)
     monkeypatch.setattr("zoo.run.environment.utc_now", lambda: "2026-01-02T03:04:05+00:00")
 

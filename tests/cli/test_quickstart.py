@@ -56,7 +56,7 @@ def test_second_quickstart_only_scores_and_prints_the_same(in_small: Path, capsy
 def test_real_quickstart_reaches_its_score(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    # What three seeds gave is in docs/results/quickstart.json; chance is 10.
+    # Results of three seeds are in docs/results/quickstart.json; chance is 10.
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("ZOO_CACHE", str(tmp_path / "cache"))
     assert main(["quickstart"]) == 0

@@ -54,7 +54,7 @@ def prepare_process(rank: int, world_size: int, port: int) -> None:
     torch.set_num_threads(1)
     os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(world_size))
     os.environ.update(MASTER_ADDR="localhost", MASTER_PORT=str(port))
-    # A fork server's children would start fork servers of their own, which import torch for seconds.
+    # Children of a fork server would start their own fork servers, which import torch for seconds.
     multiprocessing.set_start_method("fork", force=True)
 
 

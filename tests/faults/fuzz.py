@@ -40,10 +40,10 @@ JSON = st.recursive(
 
 
 def fuzz(check: Callable[[Any], object], examples: int, cases: st.SearchStrategy[Any], allowed: Path) -> None:
-    """Call ``check`` with so many ``cases``: it succeeds, or raises a ZooError of one short printable text.
+    """Call ``check`` with ``examples`` draws of ``cases``: it succeeds, or raises a ZooError with a printable message.
 
-    The message may have a line per problem. No other program is run, no connection is opened, and nothing is written
-    outside of the folder ``allowed``.
+    The message is short and may have a line per problem. No other program is run, no connection is opened, and
+    nothing is written outside of the folder ``allowed``.
     """
 
     def case_ends_well(case: Any) -> None:

@@ -13,7 +13,7 @@ import zoo
 from zoo.cli import main
 
 # A command that says so and then works for a long time, as a download or a validation does.
-# Shells let what they start in the background ignore Ctrl-C, and its children inherit that.
+# Shells make background processes ignore Ctrl-C, and their children inherit this.
 SLOW = """
 import signal, time
 from zoo.cli import Doctor, main

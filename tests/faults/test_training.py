@@ -1,4 +1,4 @@
-"""Interrupted training runs, and the files that they leave behind."""
+"""Interrupted training runs, and their files."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from zoo.errors import TrainingInterrupted
 
 
 class SignalingLog(MemoryLog):
-    """A log that sends this process a signal in a validation, after so many of its batches."""
+    """A log that sends this process a signal after ``after`` batches of a validation."""
 
     def __init__(self, after: int, number: int = signal.SIGTERM) -> None:
         super().__init__()

@@ -166,7 +166,7 @@ def test_network_gives_outputs_and_gradients_of_reference(dtype, tolerance, layo
     ours = run_network(network, layout, dtype, "leaky_relu", inplace)
     with force_back_end("reference"):
         truth = run_network(network, layout, dtype, "leaky_relu", inplace)
-    # Roundings of bfloat16 grow over six layers: its largest gradient differs from float32 as much.
+    # Rounding errors of bfloat16 grow over six layers: the largest gradient differs from float32 by as much.
     for result, expected in zip(ours, truth, strict=True):
         assert relative_error(result, expected) < tolerance
 

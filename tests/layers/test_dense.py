@@ -101,7 +101,7 @@ def test_held_bytes_grow_linearly_with_depth():
     for sizes, channels in ((auto, 8 + 32), (checkpoint, 8)):
         assert abs(bend(sizes)) < per_channel
         assert abs(sizes[1] - sizes[0] - 2 * channels * map_bytes) < 2 * per_channel + 2 * 8 * map_bytes
-    assert bend(plain) >= 2 * 2 * 8 * map_bytes  # 2 layers more read 2 x 8 channels more, each
+    assert bend(plain) >= 2 * 2 * 8 * map_bytes  # 2 more layers; each reads 2 x 8 more channels
     assert bend(standard) >= 2 * 2 * 2 * 8 * map_bytes
 
 

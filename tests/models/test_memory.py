@@ -29,13 +29,13 @@ def bytes_of(name, norm, memory) -> int:
     ("name", "most", "of_auto"),
     [("resnet18", 0.6, 0.75), ("revnet38_cifar", 0.2, 0.9)],
 )
-def test_standard_norms_hold_about_half_or_less_in_lean_networks(name, most, of_auto):
+def test_lean_networks_with_standard_norms_hold_about_half_or_less(name, most, of_auto):
     plain, auto, lean = (bytes_of(name, "standard", memory) for memory in ("plain", "auto", LEAN))
     assert lean < most * plain
     assert lean < of_auto * auto
 
 
-def test_every_network_can_be_lean_as_backbones_can():
+def test_every_network_and_backbone_can_be_lean():
     one_of_each_family = {record.family: name for name, record in ARCHITECTURES.items()}
     assert all(LEAN in record.memory for record in ARCHITECTURES.values())
     with torch.device("meta"):

@@ -123,7 +123,7 @@ def test_branches_before_the_first_trained_are_not_recomputed():
     chain[1].f.requires_grad_(False)
     assert_equal_steps(chain, pair(grads=(False, False)))
     calls = [branch.calls for block in chain for branch in (block.f, block.g)]
-    assert calls == [2, 2, 2, 3, 3, 3]  # one step of both kinds: what is trained once more in ours
+    assert calls == [2, 2, 2, 3, 3, 3]  # one step of both kinds: ours trains one more time
 
 
 def test_branches_that_share_module_accumulate_its_gradients():

@@ -197,7 +197,7 @@ def test_zeros_have_sign_of_torch(channels, layout, dtype):
 
 @needs_kernels
 def test_empty_window_gives_minus_infinity():
-    """Torch itself returns an index outside of the map there."""
+    """For such a window, torch itself returns an index outside of the map."""
     for layout in (torch.contiguous_format, torch.channels_last):
         x = torch.ones(1, 2, 2, 2).contiguous(memory_format=layout)
         z, dx = gradients(max_pool2d, x, 2, 1, 1, 3)

@@ -1,4 +1,4 @@
-"""Triton without a device: programs in its interpreter, and starts that do nothing of kernels compiled for sm_90."""
+"""Triton without a device: programs in its interpreter, and kernels compiled for sm_90 but never launched."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ DPI = 80
 
 
 def run_cell(source: str, namespace: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return the outputs of a code cell: what it prints, and the figure that its last expression returns."""
+    """Return the outputs of a code cell: its printed text, and the figure that its last expression returns."""
     *statements, last = ast.parse(source).body
     expression = ast.Expression(last.value) if isinstance(last, ast.Expr) else None
     rest: list[ast.stmt] = statements if expression else [*statements, last]

@@ -250,7 +250,7 @@ def test_links_lead_to_files_and_headings(page: str) -> None:
 
 
 def test_paths_and_names_in_them_exist() -> None:
-    """Between backticks: a path, perhaps with stars, and perhaps what is in the file: `zoo/registry/get.py: get`."""
+    """Text in backticks: a path, possibly with stars, optionally a name in the file: `zoo/registry/get.py: get`."""
     paths = [found for _, found in each(rf"`((?:{'|'.join(FOLDERS)})/[^`\n]*)`")]
     assert len(paths) > 20
     for found in paths:

@@ -36,7 +36,7 @@ def make_run(folder: Path, top1: list[float], name: str = EXPERIMENT, **changes:
 def run_of(
     name: str, top1: float, *, num_epochs: int | None = None, seed: int = 1, memory: str = "auto", **counts: int
 ) -> TrainingRun:
-    """Return a run that has the same accuracy after each of so many epochs, by default all; ``counts`` of images."""
+    """Return a run with the same accuracy after all epochs; ``counts`` are numbers of images."""
     config = parse_experiment(settings_of(name, seed, memory=memory), "test")
     num_epochs = num_epochs or config.optimizer.schedule.epochs
     epochs = [{"epoch": index + 1, "val_top1": top1} for index in range(num_epochs)]

@@ -198,7 +198,7 @@ def test_timed_blocks_have_shapes_of_network() -> None:
 
 
 def times(percent: float, noise: float = 0.0) -> dict[str, list[float]]:
-    """Return four rounds: a standard block takes 1 to 4 seconds, an in-place one so many percent more, with noise."""
+    """Return four rounds: a standard block takes 1 to 4 seconds, an in-place block ``percent`` more, with noise."""
     standard = [1.0, 2.0, 3.0, 4.0]
     signs = (1, -1, 1, -1)
     longer = [time * (1 + (percent + noise * sign) / 100) for time, sign in zip(standard, signs, strict=True)]

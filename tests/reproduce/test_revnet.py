@@ -60,7 +60,7 @@ def test_predicted_networks_fit_into_memory(
 
 @pytest.mark.parametrize(
     ("strategy", "calls"),
-    # Of 4 blocks, the first is run 3 times and the third twice; each G at the end of a checkpoint once less.
+    # Of 4 blocks, the first is run 3 times and the third twice; a G that ends a checkpoint runs one time less.
     [("naive", 1), ("reversible", 2), ("checkpoint recursively", 13 / 8)],
 )
 def test_calls_of_f_and_g_are_counted(strategy: str, calls: float) -> None:
@@ -68,7 +68,7 @@ def test_calls_of_f_and_g_are_counted(strategy: str, calls: float) -> None:
 
 
 def test_operation_counts_equal_manual_count() -> None:
-    """A product of 2 x 5 numbers with 3 x 5 ones takes 30 multiplications, of which each backward one as many."""
+    """A product of 2 x 5 with 3 x 5 numbers takes 30 multiplications; so does each backward product."""
     layer, x = nn.Linear(5, 3, bias=False), torch.randn(2, 5, requires_grad=True)
     with table1.OperationLog() as forward:
         y = layer(x).sum()

@@ -233,7 +233,7 @@ def test_invalid_budget_raises(budget: str) -> None:
         LeanCalls(budget)
 
 
-# Scripts in processes of their own
+# Scripts in separate processes
 
 SCRIPT = """
 import argparse, os, sys, time

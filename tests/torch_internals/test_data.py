@@ -48,7 +48,7 @@ def test_tensor_without_memory_has_shape_and_calls_its_class():
 
 
 def test_unpacked_parameter_shares_its_attributes():
-    """Autograd detaches what a hook returns, by a call of `__torch_dispatch__` if there is one."""
+    """Autograd detaches the result of a hook, through `__torch_dispatch__` if it is defined."""
     seen = []
 
     class Reads(torch.autograd.Function):

@@ -1,4 +1,4 @@
-"""Classes of all images without reading an image, and what is weighted by them: the loss, and the order of an epoch."""
+"""Classes of all images without reading an image, and the weights of the loss and of sampling computed from them."""
 
 from __future__ import annotations
 

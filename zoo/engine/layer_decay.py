@@ -67,7 +67,7 @@ def _matched(names: Iterable[str], matcher: Matcher) -> dict[str, int]:
 
 
 def _rules(matcher: Mapping[str, Any]) -> Iterator[tuple[int, str, tuple[int, ...]]]:
-    """Yield number of the group, expression, and what is appended to the numbers that the expression finds."""
+    """Yield the number of the group, the expression, and the suffix of the numbers that the expression finds."""
     for order, rules in enumerate(matcher.values()):
         if isinstance(rules, str):
             yield order, rules, ()

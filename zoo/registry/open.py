@@ -70,7 +70,7 @@ class Opened:
 
 
 def find_network(name: str | os.PathLike[str]) -> Opened:
-    """Return what a name stands for, without reading published weights.
+    """Find the network of a name, without reading published weights.
 
     ``name`` is an architecture, "timm:NAME" or "torchvision:NAME", a published variant, a bundled experiment, the path
     of an experiment file (.json), the path of a weights file, which is read, or "hf-hub:OWNER/NAME". Raises ConfigError

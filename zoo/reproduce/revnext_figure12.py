@@ -33,7 +33,7 @@ SHORT_EXPERIMENTS = (
 
 
 def experiment_of(key: str) -> str:
-    """Return the name of the experiment behind a published number, see `load_changed`. Identical ones share a name."""
+    """Return the name of the experiment of a published number, see `load_changed`. Equal experiments share one."""
     _, network, kind = key.split("/")
     *_, depths_or_slope = network.split("_")
     if network.startswith("hybrid"):

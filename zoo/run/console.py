@@ -90,7 +90,7 @@ def set_up_console(rank: int) -> None:
 
 @contextmanager
 def console(rank: int, verbose: bool) -> Iterator[None]:
-    """Makes a call from Python print what the command prints, or nothing unless ``verbose``.
+    """Makes a call from Python print the output of the command, or nothing unless ``verbose``.
 
     If the user has configured logging, other than to files, zoo's records go only there.
     """
