@@ -126,7 +126,7 @@ class Handler(BaseHTTPRequestHandler):
                 self._answer(404, {"error": f"unknown request {self.path}"})
 
     def _record(self) -> None:
-        if "/api/agent" not in self.path:  # a list of programs, which the package asks for once
+        if "/api/agent" not in self.path:  # a list of programs that the package requests once
             self.server.requests.append(f"{self.command} {unquote(self.path)}")
 
     def _send_file(self, *, with_content: bool) -> None:

@@ -46,7 +46,7 @@ def test_published_experiment_has_published_settings_and_scores(line: str) -> No
     experiment = experiment_of(name)
     network, optimizer = experiment.network, experiment.optimizer
     assert (network.arch, network.norm) == (arch, bn_mode)
-    # The original file of the WiderResNet asks for a stem that no WiderResNet has.
+    # The original file of the WiderResNet requests a stem that no WiderResNet has.
     assert network.options == ({"input_3x3": True} if input_3x3 == "True" and arch != "wider_resnet38" else {})
     assert (network.activation, network.activation_param, network.num_classes) == ("leaky_relu", 0.01, 1000)
     assert (network.weight_init, network.weight_gain_multiplier) == ("xavier_normal", 1)

@@ -45,7 +45,7 @@ pytestmark = [
     pytest.mark.slow,  # measures
     # Raised while torch.compile inspects an input that is not a leaf.
     pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning"),
-    pytest.mark.filterwarnings("ignore:.torch.jit.script:DeprecationWarning"),  # torch 2.11's own decompositions
+    pytest.mark.filterwarnings("ignore:.torch.jit.script:DeprecationWarning"),  # decompositions of torch 2.11
     pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning"),  # and its torch.compile
 ]
 
@@ -59,9 +59,6 @@ def new_results() -> Results:
 
 def values_of(results: Results, metric: str) -> dict[str, float]:
     return {record["provider"]: record["median"] for record in results.records if record["metric"] == metric}
-
-
-# --- format ---
 
 
 def test_json_file_has_all_of_record_and_of_header(tmp_path: Path) -> None:
@@ -79,9 +76,6 @@ def test_json_file_has_all_of_record_and_of_header(tmp_path: Path) -> None:
     assert content["settings"]["spread"] == "interquartile range"
     assert content["notes"] == ["a remark"]
     assert (tmp_path / "some.name.md").read_text() == text == markdown(content)
-
-
-# --- timing ---
 
 
 class _FakeClock(Clock):
@@ -103,13 +97,10 @@ def test_steps_alternate_and_each_round_starts_with_different_step() -> None:
         return TimedStep(run)
 
     seconds = time_interleaved({"slow": step("slow", 0.5), "fast": step("fast", 0.002)}, clock, rounds=3, warmup=1)
-    assert order[:2] == [("slow", 1), ("fast", 1)]  # the warm-up, from which follow the calls per sample
+    assert order[:2] == [("slow", 1), ("fast", 1)]  # the warm-up determines the calls per sample
     assert order[2:] == [("slow", 1), ("fast", 5), ("fast", 5), ("slow", 1), ("slow", 1), ("fast", 5)]
     assert seconds["slow"] == pytest.approx([0.5] * 3)
     assert seconds["fast"] == pytest.approx([0.002] * 3)
-
-
-# --- layer ---
 
 
 @pytest.fixture
@@ -150,9 +141,6 @@ def test_timed_layer_overwrites_input_and_has_reference_gradients() -> None:
     torch.testing.assert_close(norm.weight.grad, other.weight.grad)
 
 
-# --- networks ---
-
-
 @pytest.mark.usefixtures("_no_inductor")
 def test_budgets_of_compiled_models_do_not_get_mixed_up() -> None:
     def build() -> nn.Module:
@@ -166,7 +154,7 @@ def test_budgets_of_compiled_models_do_not_get_mixed_up() -> None:
             held.append(measure_memory(lambda: call(x).sum(), model.parameters()).held)  # noqa: B023
     assert held[0] == held[2]
     assert held[1] < held[0] / 2
-    assert torch._functorch.config.activation_memory_budget == 1.0  # the process keeps its own
+    assert torch._functorch.config.activation_memory_budget == 1.0  # the process keeps its budget
 
 
 def test_errors_in_network_section_are_named() -> None:
@@ -240,9 +228,6 @@ def test_reversible_networks_are_measured_beside_ordinary_ones() -> None:
     held = values_of(results, "held")
     assert [*held] == [BASELINE, "std-BN checkpointed", "RevNet stored", "RevNet", "RevNet, iABN"]
     assert held["RevNet, iABN"] < held["RevNet"] < held["std-BN checkpointed"] < held["RevNet stored"]
-
-
-# --- fit ---
 
 
 @pytest.mark.parametrize(("text", "count"), [("16GiB", 2**34), ("1.5 MB", 1_500_000), ("7", 7), ("2kib", 2048)])
@@ -322,9 +307,6 @@ def test_lean_rule_takes_every_budget() -> None:
     assert {each.budget for each in compiled if each.has_lean_rule} == {0.5, 1.0}
     for strategy in compiled:
         assert strategy.prepare(model) is not model
-
-
-# --- plot ---
 
 
 def front() -> dict[str, Any]:

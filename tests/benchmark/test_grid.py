@@ -40,7 +40,7 @@ def test_block_has_error_of_its_input() -> None:
     x1, x2 = (half.detach() for half in x.chunk(2, 1))
     x1, x2 = x1 + x2, x1 + 2 * x2  # the input of the second block
     y1 = x1 + x2
-    # Forward g added 1.1 y1, and in backward 1.2 y1 is taken away: x2 is off by 0.1 y1, and with it x1 = y1 - f(x2).
+    # Forward added 1.1 y1, and backward subtracts 1.2 y1: x2 is off by 0.1 y1, and so is x1 = y1 - f(x2).
     off, true = torch.cat([0.1 * y1, -0.1 * y1], 1), torch.cat([x1, x2], 1)
     assert errors["stage/1"] == pytest.approx((off.norm() / true.norm()).item())
     assert chain.meter is None

@@ -31,7 +31,7 @@ def records(path: Path) -> dict[tuple[str, str, str], float]:
 @pytest.mark.filterwarnings("ignore:.*changes.*")
 def test_network_of_zoo_and_one_of_torchvision_are_measured(tmp_path: Path) -> None:
     names = ["resnet18", "torchvision:mobilenet_v3_small"]
-    others = ["torchvision:r3d_18", "torchvision:vgg11"]  # one wants films, the other has many parameters
+    others = ["torchvision:r3d_18", "torchvision:vgg11"]  # one takes videos, the other has many parameters
     command = ["benchmark", "lean", "--models", *names, *others, "--batch", "2", "--size", "64", "--max-memory", "1GB"]
     assert main([*command, "--rounds", "1", "--reports", "--threads", "1", "--out", str(tmp_path / "lean")]) == 0
     found = records(tmp_path / "lean.json")
@@ -122,7 +122,7 @@ def test_budgets_are_measured_beside_checkpoints() -> None:
 
 
 @pytest.mark.exhaustive
-@pytest.mark.filterwarnings("ignore")  # torch's own, while it compiles
+@pytest.mark.filterwarnings("ignore")  # raised by torch while it compiles
 def test_inductor_is_measured_beside_lean_training() -> None:
     torch._dynamo.reset()
     results = Results("lean", "", torch.device("cpu"), {})

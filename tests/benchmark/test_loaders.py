@@ -56,7 +56,7 @@ def test_loaders_alternate(data: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torchvision's own decoder warns
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torchvision's decoder warns
 @pytest.mark.parametrize("name", [name for name in PIPELINES if name != "zoo"])
 def test_every_installed_loader_gives_each_image_once(name: str, data: Path, tmp_path: Path) -> None:
     pipeline = PIPELINES[name]
@@ -68,7 +68,7 @@ def test_every_installed_loader_gives_each_image_once(name: str, data: Path, tmp
         pytest.skip(str(error))
     for _ in range(2):
         num_images, targets = 0, []
-        for batch in start():  # DALI overwrites the targets of the batch before
+        for batch in start():  # DALI overwrites the targets of the previous batch
             num_images += num_images_of(batch, pipeline)
             targets += _targets_of(batch)
         assert num_images == 9

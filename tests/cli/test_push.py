@@ -132,7 +132,7 @@ def test_timm_loads_pushed_timm_network(hub: Hub, tmp_path: Path, monkeypatch: p
     monkeypatch.setattr("timm.models._hub.hf_hub_download", huggingface_hub.hf_hub_download)
     loaded = timm.create_model(f"hf-hub:{REPOSITORY}", pretrained=True).eval()
     assert_same(loaded.state_dict(), model.state_dict())
-    assert timm.data.resolve_model_data_config(loaded)["crop_pct"] == 160 / 168  # its own: floor(160 / 0.95)
+    assert timm.data.resolve_model_data_config(loaded)["crop_pct"] == 160 / 168  # timm's value: floor(160 / 0.95)
     assert timm.create_model(f"hf-hub:{REPOSITORY}", pretrained=True, num_classes=7).num_classes == 7
     assert_same(zoo.get(f"hf-hub:{REPOSITORY}").state_dict(), model.state_dict())
 

@@ -84,7 +84,7 @@ def test_segmentation_quickstart_explains_classes(
 
     output = capsys.readouterr()
     assert output.err.index("training resnet18") < output.err.index("training deeplab_resnet18")
-    assert "head and cls keep their initial values" in output.err  # the body knows garments
+    assert "head and cls keep their initial values" in output.err  # the body is pretrained on garments
     assert "| mIoU % | pixel accuracy % |" in output.out
     assert [line.split("|")[1].strip() for line in output.out.splitlines() if line.startswith("| s")] == [
         "sky",

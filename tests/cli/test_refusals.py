@@ -10,7 +10,7 @@ import pytest
 from tests.cli.conftest import Run
 from zoo.cli import main
 
-#: Options of other trainers -> the setting or the option that is meant.
+#: Options of other trainers -> the corresponding setting or option.
 HINTS = {
     "--lr 0.1": "--set optimizer.learning_rate=VALUE",
     "--lr=0.1": "--set optimizer.learning_rate=VALUE",

@@ -178,7 +178,7 @@ EXPERIMENT: list[tuple[dict[str, Any], str]] = [
 ]  # fmt: skip
 
 
-# What only weights files describe, as in `NETWORK`.
+# Descriptions that only weights files have, as in `NETWORK`.
 WEIGHTS: list[tuple[dict[str, Any], str]] = [
     ({"arch": "resnet19"}, r"network.arch = 'resnet19'.*resnet18"),
     ({"arch": 5}, "network.arch = 5"),

@@ -88,7 +88,7 @@ def test_nine_tenths_of_families_are_accepted_and_train_as_before():
         model, images = model.double(), images.double()
         try:
             step_of(copy.deepcopy(model), images)
-        except Exception:  # any error of another package: its inputs are no plain batch of this size
+        except Exception:  # any error of another package whose inputs are not a plain batch of this size
             continue
         check_training(name, model, images)
     assert len(accepted) >= 0.9 * (len(accepted) + len(refused)), refused

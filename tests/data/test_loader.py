@@ -24,7 +24,7 @@ from zoo.data.sampler import TrainBatches, ValBatches
 from zoo.data.transforms.classification import ValTransform
 from zoo.errors import DataError
 
-# torch warns of more workers than cores, which is no fault of the tests
+# torch warns about more workers than cores
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")
 
 CPU = torch.device("cpu")

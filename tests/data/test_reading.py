@@ -80,7 +80,7 @@ def _truncated_png(path: Path) -> None:
 def _png_with_damaged_chunk(path: Path) -> None:
     random_image(0).save(path, "PNG")
     data = bytearray(path.read_bytes())
-    data[20] ^= 255  # in the header, whose checksum then is wrong
+    data[20] ^= 255  # in the header, whose checksum is then wrong
     path.write_bytes(bytes(data))
 
 

@@ -37,7 +37,7 @@ HALF = [0.5] * 3
 PLAIN = ValTransform(-1, 8, HALF, HALF)
 CFG = {"mean": HALF, "std": HALF, "scale": 12, "crop": 8, "interpolation": "bilinear", "source": None}
 Call = Callable[[Path], object]
-#: What is called with an empty folder, which is also the cache -> names in the message, with DIR for the folder.
+#: Calls with an empty folder, which is also the cache -> names in the message, with DIR for the folder.
 Refusals = dict[str, tuple[Call, tuple[str, ...]]]
 
 
@@ -83,7 +83,7 @@ IMAGES: Refusals = {
     "no folder is a class of ImageNet": (_match(1000, imagenet_wnids(), *_ZZ), ("DIR", "12 of 12", "zz09 and 2 more")),
     "misspelled class": (_match(1000, None, "golden_retriever", "tabby"), ("1 of 2", "golden_retriever")),
     "two folders of one class": (_match(1000, imagenet_wnids(), "n02123045", "tabby"), ("n02123045, tabby",)),
-    # As many folders as outputs: the sorted order would give hundreds of classes to their neighbors.
+    # As many folders as outputs: in sorted order, hundreds of classes would get their neighbor's output.
     "one of all misnamed": (_match(1000, None, "aaa", *imagenet_wnids()[1:]), ("1 of 1000", ": aaa")),
     "too few folders": (_match(3, None, "x", "y"), ("is 2", "3 outputs")),
     "too many folders": (_match(1, None, "x", "y"), ("is 2", "1 output,")),

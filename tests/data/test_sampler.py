@@ -92,7 +92,7 @@ def test_repetitions_are_drawn_in_the_order_of_timm(world: int) -> None:
     for rank in range(world):
         batches = TrainBatches(images, batch, rank=rank, world_size=world, repeats=3, order=lambda _: order)
         reference = distributed_sampler.RepeatAugSampler(range(images), world, rank, num_repeats=3, shuffle=False)
-        # The reference repeats the images 0 to 63, and ends with the last whole 256 of a larger data set.
+        # The reference repeats images 0 to 63, and drops the last incomplete 256 of a larger data set.
         expected = [int(order[index]) for index in reference]
         assert [index for keys in batches for _, index, _ in keys] == expected
 

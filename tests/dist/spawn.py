@@ -90,7 +90,7 @@ def _gloo_group(rank: int, world_size: int, folder: str) -> Iterator[None]:
         timeout=timedelta(seconds=TIMEOUT_S),
     )
     yield
-    # Whoever ends first must not close the connections of a rank that is still in its last collective. After an
+    # The first rank to end must not close the connections of a rank that is still in its last collective. After an
     # error the process just ends.
     dist.barrier()
     dist.destroy_process_group()

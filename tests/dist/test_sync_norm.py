@@ -65,7 +65,7 @@ def test_uneven_processes_equal_one_process(sizes, momentum):
     truth.backward(dz)
     assert relative_error(torch.cat([r["z"] for r in results]), truth.detach()) < 1e-9
     assert relative_error(torch.cat([r["dx"] for r in results]), leaf.grad) < 1e-9
-    # local sums: DistributedDataParallel averages them, like all gradients of parameters
+    # local sums, which DistributedDataParallel averages like all gradients of parameters
     assert relative_error(sum(r["dweight"] for r in results), w.grad) < 1e-9
     assert relative_error(sum(r["dbias"] for r in results), b.grad) < 1e-9
     twin = ABN(3, momentum=momentum).double()

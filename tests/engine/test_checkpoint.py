@@ -195,6 +195,6 @@ def test_write_failure_reaches_every_rank(tmp_path: Path) -> None:
     first, second = run_distributed(_save_where_rank_0_cannot, 2, str(tmp_path))
     assert "cannot be written" in first[0]
     assert first[1] == [CHECKPOINT]
-    assert first[2] == 1.0  # after a save all ranks have the buffers that a resume would give them
+    assert first[2] == 1.0  # after a save all ranks have the buffers that a resume would load
     assert second == first
     assert len(read(tmp_path / CHECKPOINT)["ranks"]) == 2

@@ -51,7 +51,7 @@ class _HeldWrites:
 def test_steps_during_write_do_not_change_checkpoint(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with pytest.raises(TrainingInterrupted):  # a run that ends at the step whose checkpoint is compared
+    with pytest.raises(TrainingInterrupted):  # a run that ends at the step of the compared checkpoint
         run(_config(), data, tmp_path / "stopped", MemoryLog(_signal_at(3)))
     held = _HeldWrites()
     monkeypatch.setattr(checkpoint, "write", held)

@@ -250,7 +250,7 @@ def test_linear_schedule_of_wider_resnet38_has_a_lower_limit() -> None:
     )
     published = BASE_LR * (1 - 2.222e-6 * steps)
     held = published < MIN_LINEAR_LR
-    assert held.sum() == 409  # the last 405 of them would have been negative
+    assert held.sum() == 409  # without the lower bound, the last 405 would be negative
     torch.testing.assert_close(rates[~held], published[~held], rtol=1e-12, atol=0)
     torch.testing.assert_close(rates[held], torch.full((409,), 1e-6, dtype=torch.float64), rtol=1e-12, atol=0)
 

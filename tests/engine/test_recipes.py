@@ -25,7 +25,7 @@ from zoo.engine.step import StepBatch
 from zoo.errors import ConfigError, TrainingInterrupted
 
 TOLERANCE = 200 * torch.finfo(torch.float32).eps  # about ten roundings per step, and weights of about 1
-# torch warns of more workers than cores, which is no fault of the tests
+# torch warns about more workers than cores
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")
 
 

@@ -93,7 +93,7 @@ def test_missing_rank_0_raises_with_address(
     answer: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("RANK", "1")
-    if answer == "silent":  # as behind a firewall
+    if answer == "silent":  # like a server behind a firewall
         monkeypatch.setattr(rendezvous, "CONNECT_S", 0.1)
         monkeypatch.setattr(socket, "create_connection", _time_out)
     where = rf"rendezvous at localhost:{os.environ['MASTER_PORT']}"

@@ -14,7 +14,7 @@ from zoo.remat.lean import lean
 
 pytestmark = [
     pytest.mark.slow,  # compiles
-    pytest.mark.filterwarnings("ignore"),  # torch's own, while it compiles
+    pytest.mark.filterwarnings("ignore"),  # raised by torch while it compiles
 ]
 
 
@@ -28,7 +28,7 @@ def _network() -> nn.Module:
 
 @pytest.mark.parametrize("is_lean", [False, True])
 def test_compiled_lean_network_uses_lean_rule(is_lean: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    import torch._inductor.compile_fx  # here, as it warns in torch 2.11
+    import torch._inductor.compile_fx  # here, because it warns in torch 2.11
 
     seen: list[dict[str, Any]] = []
 

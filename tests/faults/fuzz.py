@@ -122,7 +122,7 @@ def _with_changes(tree: Any, changes: list[tuple[tuple[Any, ...], str, Any]]) ->
             else:
                 parent[str(value)[:20]] = value
         except (KeyError, IndexError, TypeError):
-            continue  # an earlier change has taken the place away
+            continue  # an earlier change has removed the place
     return copied
 
 

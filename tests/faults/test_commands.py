@@ -12,7 +12,7 @@ import pytest
 import zoo
 from zoo.cli import main
 
-# A command that says so and then works for a long time, as a download or a validation does.
+# A command that reports its start and then works for a long time, like a download or a validation.
 # Shells make background processes ignore Ctrl-C, and their children inherit this.
 SLOW = """
 import signal, time

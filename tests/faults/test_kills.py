@@ -73,7 +73,7 @@ class _Run:
             os.kill(self.processes[rank].pid, signal.SIGKILL)
         for process in self.processes:
             process.join(LAUNCHER_S)
-            process.kill()  # one that waits for the others to join the run does so for long
+            process.kill()  # waiting for other ranks to join the run takes long
             process.join()
 
     def join(self) -> list[int]:
@@ -105,7 +105,7 @@ def test_kill_9_at_random_moments_changes_no_bit_of_result(
         run = _Run(tmp_path, log_dir, world_size)
         delay_s = chance.uniform(0, whole_s)
         if num_in_writes < IN_WRITES and (num_kills % 3 == 0 or num_kills >= NUM_KILLS):
-            # A run that was killed in a write has left this file, until it goes on.
+            # A run that was killed while writing leaves this file until it resumes.
             old = _temporaries(log_dir)
             was_reached = run.wait_for(lambda: _temporaries(log_dir) - old)  # noqa: B023 - called in this turn
             time.sleep(chance.uniform(0, 0.01))

@@ -114,7 +114,7 @@ def test_temporarily_full_disk_leaves_complete_records(tmp_path: Path, capsys: p
     with RunLog(tmp_path, 0, config) as log:
         log.record("gradient_angle", step=1, degrees=0.5)
         size = (tmp_path / "metrics.jsonl").stat().st_size
-        resource.setrlimit(resource.RLIMIT_FSIZE, (size + 10, hard))  # ten bytes of the next record find room
+        resource.setrlimit(resource.RLIMIT_FSIZE, (size + 10, hard))  # ten bytes of the next record fit
         try:
             for step in range(2, 50):
                 log.record("gradient_angle", step=step, degrees=0.5)

@@ -29,7 +29,7 @@ from zoo.run.training import train_experiment
 
 pytestmark = pytest.mark.dist
 
-END_S = 40.0  # on a machine with other work; a rank without its batch gives up after a second here
+END_S = 40.0  # on a busy machine; here a rank without its batch gives up after a second
 
 
 class End(NamedTuple):

@@ -83,7 +83,7 @@ def test_ranks_leave_validation_together_after_signal(tmp_path: Path, signaled_r
     assert "SIGTERM at step 5" in ends[0][0]
     if after < 5:
         assert all(validated <= after + 1 for _, validated in ends)
-    # A signal after the very last batch is agreed upon when the validation has been counted and saved.
+    # After the very last batch, ranks agree on a signal once the validation has been counted and saved.
     assert read(stopped / CHECKPOINT)["position"]["epoch"] == (after == 6)
     run_distributed(_train, 2, str(data), str(stopped))
     for name in (CHECKPOINT, BEST):

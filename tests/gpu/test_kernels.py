@@ -153,7 +153,7 @@ def test_compiled_network_equals_eager(layout, activation, options):
     torch._dynamo.reset()
     eager = run_network(network, layout, torch.float32, activation)
     compiled = torch.compile(network, fullgraph=True, **options)
-    for _ in range(3):  # for graphs that are recorded
+    for _ in range(3):  # for recorded graphs
         for ours, truth in zip(run_network(compiled, layout, torch.float32, activation), eager, strict=True):
             assert relative_error(ours, truth) < 1e-4
 

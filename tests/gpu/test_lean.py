@@ -16,8 +16,8 @@ from zoo.memory.allocations import measure_memory
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
-    pytest.mark.filterwarnings("ignore:.torch.jit.script:DeprecationWarning"),  # torch 2.11's own compiler
-    pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor"),  # torch's own, after a graph break
+    pytest.mark.filterwarnings("ignore:.torch.jit.script:DeprecationWarning"),  # torch 2.11's compiler
+    pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor"),  # raised by torch after a graph break
 ]
 
 

@@ -45,7 +45,7 @@ def test_checkpointed_blocks_equal_plain_with_dropout_and_autocast(kind, autocas
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore")  # torch's own, while it compiles
+@pytest.mark.filterwarnings("ignore")  # raised by torch while it compiles
 def test_compiled_blocks_are_recomputed():
     torch._dynamo.reset()
     repeated = []

@@ -42,7 +42,7 @@ def worst(actual, expected):
 @pytest.mark.parametrize("dilation", [1, [1, 1, 2, 4]])
 @pytest.mark.parametrize("norm", ["standard", "inplace"])
 def test_every_memory_strategy_takes_the_same_step(norm, dilation, features_only):
-    x = torch.randn(2, 3, 72, 56, dtype=torch.float64)  # 9x7 maps before the last pool, which leaves odd ones out
+    x = torch.randn(2, 3, 72, 56, dtype=torch.float64)  # 9x7 maps before the last pool, which drops odd rows
     options = {"dilation": dilation, "features_only": features_only}
     plain = step(network(norm, "plain", **options).double(), x)
     for memory in ("auto", "checkpoint"):
@@ -93,7 +93,7 @@ def test_held_bytes_grow_linearly_with_depth():
         [held(memory, layers, norm) for layers in (2, 4, 6)]
         for memory, norm in (("auto", InPlaceABN), ("checkpoint", InPlaceABN), ("plain", InPlaceABN), ("plain", ABN))
     )
-    per_channel = 16 * 8 * 16  # generous: the vectors of a norm are as long as its concatenation is wide
+    per_channel = 16 * 8 * 16  # generous: the vectors of a norm are as long as its concatenation has channels
 
     def bend(sizes):
         return sizes[0] - 2 * sizes[1] + sizes[2]

@@ -20,7 +20,7 @@ from zoo.layers.residual import IdentityResidualBlock
 from zoo.models.resnet import ResidualBlock
 
 LAYERS = 6
-# torch's own warnings while it traces and compiles
+# raised by torch while it traces and compiles
 pytestmark = [
     pytest.mark.slow,  # compiles
     pytest.mark.filterwarnings("ignore"),

@@ -148,7 +148,7 @@ def test_nothing_is_recomputed_without_gradients():
     assert not torch.equal(x, before)
 
 
-@pytest.mark.filterwarnings("ignore")  # torch's own, while it traces
+@pytest.mark.filterwarnings("ignore")  # raised by torch while it traces
 def test_compiled_norm_conv_equals_eager():
     norm, conv = pair()
     twin = copy.deepcopy(norm)
@@ -206,7 +206,7 @@ def test_uneven_processes_equal_one_process(sizes):
     x = (torch.randn(sum(sizes), 5, 4, 3, dtype=torch.float64) * 3 + 100).requires_grad_()
     truth = F.conv2d(activated_batch_norm(x, layer.weight, layer.bias), conv.weight, conv.bias, padding=1)
     truth.square().sum().backward()
-    unfused(layer, conv, x.detach())  # moves the running statistics
+    unfused(layer, conv, x.detach())  # updates the running statistics
     out, dx = (torch.cat([result[index] for result, _ in results]) for index in range(2))
     assert relative_error(out, truth) < 1e-9
     assert relative_error(dx, x.grad) < 1e-9

@@ -176,7 +176,7 @@ def test_held_bytes_do_not_grow_with_depth(norm, measure):
         x = images(dtype=torch.float32)
         return measure(lambda: net(x).square().sum(), list(net.parameters())).held
 
-    batch_statistics = 2 * 2 * 4 * 64  # nothing of the 5 blocks more, in the allocator's pieces of 64 bytes
+    batch_statistics = 2 * 2 * 4 * 64  # nothing for the 5 additional blocks, in the allocator's pieces of 64 bytes
     assert abs(held(7) - held(2)) < batch_statistics
     assert held(7, store=True) - held(2, store=True) > 5 * 4 * 4 * 6 * 6 * 4  # blocks, maps of 4 x 4 x 6 x 6 floats
 
@@ -196,7 +196,7 @@ def test_output_and_gradient_are_freed_before_inversion(measure, is_held):
         return nn.functional.leaky_relu(y).sum()
 
     peak = measure(forward, [*chain.parameters(), x]).peak / (x.numel() * 4)
-    # The map, its gradient, and either what halves of these become before they are freed or the gradients in a branch.
+    # The map, its gradient, and either copies of their halves or the gradients in a branch.
     assert peak == pytest.approx(4 if is_held else 3, abs=0.1)
 
 
@@ -252,7 +252,7 @@ def test_norms_changed_before_backward_raise():
     chain.eval()
     refused(RuntimeError, lambda: y.sum().backward(), "training", "evaluation")
     y = chain(x)
-    chain.train()(x)  # moves the statistics that the first pass has used
+    chain.train()(x)  # updates the statistics that the first pass has used
     chain.eval()
     refused(RuntimeError, lambda: y.sum().backward(), "modified by an inplace operation")
 

@@ -13,7 +13,7 @@ from tests.layers.test_reversible import images, network
 from tests.step import step
 from zoo.layers import ABN, InPlaceABN
 
-# torch's own warnings while it traces and compiles
+# raised by torch while it traces and compiles
 pytestmark = [
     pytest.mark.slow,  # compiles
     pytest.mark.filterwarnings("ignore"),

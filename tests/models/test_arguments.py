@@ -30,7 +30,7 @@ def test_stem_filters_are_adapted_to_other_numbers_of_channels(tmp_path) -> None
         assert torch.allclose(six(twice), source(IMAGE), atol=1e-4)
     torch.save(six.state_dict(), path)
     zoo.load_weights(six, path)
-    assert torch.allclose(six(twice), source(IMAGE), atol=1e-4)  # nothing to do: the file has six
+    assert torch.allclose(six(twice), source(IMAGE), atol=1e-4)  # no effect: the file has six
 
 
 @pytest.mark.parametrize(

@@ -171,7 +171,7 @@ def test_classifier_is_replaced_and_removed(arch: str) -> None:
         torch.testing.assert_close(model(x), features)
         torch.testing.assert_close(model.forward_head(features), features)
         model.reset_classifier(0)
-        torch.testing.assert_close(model(x), features)  # the choice of pooling stays
+        torch.testing.assert_close(model(x), features)  # the choice of pooling is kept
         model.reset_classifier(0, global_pool=next(each for each in model.poolings if each))
         torch.testing.assert_close(model(x), pooled)
         unpooled = build(arch, num_classes=0, global_pool="").eval()

@@ -108,7 +108,7 @@ GOLDEN = json.loads(FILE.read_text()) if FILE.exists() else {}
 REVERSIBLE = json.loads(REVERSIBLE_FILE.read_text()) if REVERSIBLE_FILE.exists() else {}
 
 
-# Counted on demand: others have the same blocks, and tests/layers/test_dense.py counts a DenseNet.
+# Counted only on demand: other networks have the same blocks, and tests/layers/test_dense.py counts a DenseNet.
 OF_KNOWN_BLOCKS = ("resnet101", "resnext101", "wider_resnet38_a2", "densenet264")
 
 
@@ -125,7 +125,7 @@ def test_in_place_norms_hold_about_half_or_less(name):
     assert GOLDEN[name]["auto"] <= GOALS[name]
 
 
-# Every operation is counted one by one, which takes long: those for small images have the same blocks.
+# Counting every operation takes long; the networks for small images have the same blocks.
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=[pytest.mark.exhaustive] * name.endswith("cifar")) for name in REVERSIBLE_TWINS]
 )

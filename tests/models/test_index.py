@@ -64,7 +64,7 @@ def index_text(index: Mapping[str, Mapping[str, Any]]) -> str:
 def generated() -> dict[Path, str]:
     """Return the index. The sizes of existing networks do not change."""
     found = records()
-    ARCHITECTURES.update(found)  # the files that are written next describe them, too
+    ARCHITECTURES.update(found)  # the files written next also describe them
     options = {record.options.__name__: record.options.model_json_schema() for record in found.values()}
     old = {case: sizes for case, sizes in network_sizes().items() if case.partition("+")[0] in found}
     new = {name: measure_sizes(name) | {"frozen_from": "our first release"} for name in found if name not in old}

@@ -94,7 +94,7 @@ def test_layers_go_from_stem_to_head(arch: str) -> None:
     layers = _layers_of(model)
     layers = {name: layers[name] for name, _ in model.named_parameters()}
     assert set(layers.values()) == set(range(max(layers.values()) + 1))
-    # The published state dict of a dense module has the second convolutions of its layers after all first ones.
+    # The published state dict of a dense module has first all first, then all second convolutions of its layers.
     in_order = [number for name, number in layers.items() if ".convs3." not in name]
     assert in_order == sorted(in_order)
     assert all(layers[name] == layers[name.replace("convs3", "convs1")] for name in layers if ".convs3." in name)
@@ -120,7 +120,7 @@ def test_layers_go_from_stem_to_head(arch: str) -> None:
 def test_layer_is_block_and_coarsely_stage(arch: str, stages: int, blocks: int) -> None:
     model = _on_meta(arch)
     fine, coarse = _layers_of(model), _layers_of(model, coarse=True)
-    assert max(fine.values()) == blocks  # the head is one more
+    assert max(fine.values()) == blocks  # plus the head
     assert max(coarse.values()) == stages
     pairs = sorted({(fine[name], coarse[name]) for name in fine})
     assert len(pairs) == blocks + 1  # each layer belongs to one stage

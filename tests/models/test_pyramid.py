@@ -45,7 +45,7 @@ def test_logits_and_gradients_equal_plain_torch(sides: tuple[int, int]) -> None:
     leaves = list(model.parameters())
     expected = torch.autograd.grad(truth, leaves, dz)
     for ours, theirs in zip(torch.autograd.grad(actual, leaves, dz), expected, strict=True):
-        torch.testing.assert_close(ours, theirs, rtol=1e-8, atol=1e-10)  # some are 0: of biases before a norm
+        torch.testing.assert_close(ours, theirs, rtol=1e-8, atol=1e-10)  # gradients of biases before a norm are 0
 
 
 def test_logits_of_the_map_have_its_size_and_features_are_of_the_body() -> None:

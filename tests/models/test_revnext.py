@@ -111,7 +111,7 @@ def memory_of(name, batch, size, **options):
 
 def bytes_per_pixel(name, **options):
     """Return the growth of a step's peak with the pixels of a batch of 8."""
-    sizes = (48, 64)  # below, the scratch memory of convolutions decides where the peak is
+    sizes = (48, 64)  # at smaller sizes, the scratch memory of convolutions determines the peak
     found = [memory_of(name, 8, size, **options).peak_without_gradients for size in sizes]
     return (found[1] - found[0]) / (8 * (sizes[1] ** 2 - sizes[0] ** 2))
 

@@ -239,7 +239,7 @@ ELU_ERRORS = {"float64": 1e-13, "float32": 1e-6, "bfloat16": 2**-7, "float16": 2
 
 def measure_small_elu(dtype: str, device: str, kernels: Any) -> dict[str, float]:
     """Return the largest relative errors, value by value, of an elu of tiny and large values and its inverse."""
-    smallest = -4 if dtype == "float16" else -7  # whose numbers have fewer digits below
+    smallest = -4 if dtype == "float16" else -7  # smaller numbers have fewer digits
     if dtype == "bfloat16" and kernels is KERNELS["native"]:
         smallest = -4  # in half precision, the CPU kernels compute log1p(z) with the rounding error of 1 + z in float32
     y = -torch.logspace(smallest, 1.1, 400, device=device).to(getattr(torch, dtype)).view(-1, 1)

@@ -23,7 +23,7 @@ class Branch(nn.Module):
         super().__init__()
         self.linear = nn.Linear(width, width)
         self.dropout = dropout
-        self.runs: list[None] = []  # a list stays as it is where a recomputation gets attributes back
+        self.runs: list[None] = []  # a recomputation restores attributes, but not the content of lists
 
     @property
     def calls(self):

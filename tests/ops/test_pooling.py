@@ -117,7 +117,7 @@ def test_one_byte_per_output_is_saved():
     assert outputs <= memory.held < outputs + 5000
     theirs = measure_memory(lambda: F.max_pool2d(x, 3, 2, 1).sum(), [x])
     assert theirs.held >= 8 * outputs
-    assert memory.peak < theirs.peak + outputs + 5000  # the indices come back for the call, beside the bytes
+    assert memory.peak < theirs.peak + outputs + 5000  # the indices are restored for the call, in addition to the bytes
 
 
 @needs_kernels
@@ -128,7 +128,7 @@ def test_second_gradient_call_raises():
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:.torch.jit.script:DeprecationWarning")  # torch 2.11's own decompositions
+@pytest.mark.filterwarnings("ignore:.torch.jit.script:DeprecationWarning")  # decompositions of torch 2.11
 def test_compiled_exported_or_transformed_pooling_uses_torch():
     module = MaxPool2d(3, 2, 1)
     x = torch.randn(2, 3, 8, 8)

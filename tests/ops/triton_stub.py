@@ -19,7 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from zoo.ops import backend
 from zoo.ops.abn import triton
 
-# Operations of torch that only allocate memory, or look at it in another way, and so launch nothing.
+# Operations of torch that only allocate memory or create views, and so launch nothing.
 FREE = {"empty", "empty_like", "empty_strided", "new_empty", "detach", "alias", "view", "_unsafe_view", "select"}
 FREE |= {"slice", "split", "unbind", "as_strided", "permute", "transpose", "t", "expand", "reshape"}
 

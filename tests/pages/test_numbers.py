@@ -9,7 +9,7 @@ import pytest
 
 from docs.tables import MARKERS, ROOT
 
-#: The numbers that stand outside the tables, with their sources.
+#: The numbers outside the tables, with their sources.
 SOURCES = {
     "half the": "the first row of the table",
     "2.11": "pyproject.toml",

@@ -14,7 +14,7 @@ ENVIRONMENT = {"commit": "a" * 40, "date": "2026-03-04T05:06:07+00:00", "torch":
 
 
 def number(key: str, value: Any = 7.24, paper: str = "revnet", **fields: Any) -> PublishedNumber:
-    """Return a number of Table 3; ``fields`` are others of it."""
+    """Return a number of Table 3; ``fields`` replace its other fields."""
     given = {
         "item": "Table 3",
         "quantity": f"error of {key}",
@@ -28,7 +28,7 @@ def number(key: str, value: Any = 7.24, paper: str = "revnet", **fields: Any) ->
 
 
 def publish(monkeypatch: pytest.MonkeyPatch, *numbers: PublishedNumber) -> None:
-    """Let these be the numbers that the papers publish."""
+    """Replace the published numbers of the papers."""
 
     def of_paper(paper: str) -> dict[str, PublishedNumber]:
         return {each.id.partition("/")[2]: each for each in numbers if each.paper == paper}

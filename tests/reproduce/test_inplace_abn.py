@@ -49,7 +49,7 @@ def test_blog_trains_with_eight_times_the_pixels() -> None:
 
 
 class PredictionByHand(MemoryPrediction):
-    """Takes 100 bytes, and for each pixel 10, or fewer with some strategies."""
+    """Takes 100 bytes, and 10 per pixel, or fewer with some strategies."""
 
     def __init__(self, setup: Setup, strategy: Strategy) -> None:
         self._setup = setup
@@ -162,7 +162,7 @@ def test_in_place_norms_almost_halve_held_bytes(network_memory: ReportSection) -
 
 
 class BatchByHand:
-    """Takes 0.15 GB an image with std-BN and 0.08 GB with in-place norms, and less in ResNeXt-152."""
+    """Takes 0.15 GB per image with std-BN and 0.08 GB with in-place norms, and less in ResNeXt-152."""
 
     def __init__(self, setup: Setup, strategy: Strategy) -> None:
         self._image_bytes = (0.15e9 if strategy.norm == "standard" else 0.08e9) / (3 if "152" in setup.spec.arch else 1)

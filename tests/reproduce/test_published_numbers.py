@@ -47,13 +47,13 @@ NUMBER_WORDS = {"one": 1, "two": 2, "eight": 8}
 
 
 def numbers_in(text: str) -> set[float]:
-    """Return the numbers that stand in a text, in digits or as words; a sign before them is not theirs."""
+    """Return the numbers in a text, written in digits or as words, without signs."""
     digits = {float(number.replace(",", "")) for number in re.findall(r"\d[\d,]*(?:\.\d+)?(?:e[+-]?\d+)?", text)}
     return digits | {NUMBER_WORDS[word] for word in NUMBER_WORDS.keys() & set(text.split())}
 
 
-def stands_in_its_quotation(number: PublishedNumber) -> bool:
-    """Whether the value is printed there: the same digits, or the same words."""
+def is_in_its_quotation(number: PublishedNumber) -> bool:
+    """Return whether the quotation has the value, in the same digits or the same words."""
     if isinstance(number.value, str):
         return number.value.lower() in number.quotation.lower()
     return abs(number.number) in numbers_in(number.quotation)
@@ -69,7 +69,7 @@ def test_every_printed_number_stands_in_its_quotation(paper: str) -> None:
     numbers = published_numbers(paper).values()
     printed = [number for number in numbers if number.kind == "printed"]
     assert printed
-    assert [number.id for number in printed if not stands_in_its_quotation(number)] == []
+    assert [number.id for number in printed if not is_in_its_quotation(number)] == []
 
 
 @pytest.mark.parametrize("paper", PAPERS)

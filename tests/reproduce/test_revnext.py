@@ -145,7 +145,7 @@ def test_memory_of_whole_data_set_follows_its_pixels() -> None:
 
 
 def test_additional_passes_and_kernel_are_published_ones() -> None:
-    """By hand: 32 channels, times 4 by each of three pools, and 9 weights for each pair."""
+    """Manual count: 32 channels, times 4 for each of three pools, and 9 weights per pair."""
     (kernel,) = statements.count_kernel().comparisons
     assert (kernel.measured, kernel.verdict.state) == (9 * (32 * 4**3) ** 2 / 1e6, "reproduced")
     passes = by_key(statements.count_additional_passes())

@@ -50,7 +50,7 @@ def test_page_counts_better_rows_as_reproduced(
 
 
 def test_committed_files_have_line_for_each_number() -> None:
-    """After a change of the published numbers: zoo reproduce all, as docs/results/README.md has it."""
+    """After a change of the published numbers, run zoo reproduce all, see docs/results/README.md."""
     committed = read_rows(RESULTS)
     assert [row.number.id for row in committed if row.section is None or not row.farthest.reason] == []
     lines = list(csv.DictReader(csv_text(committed).splitlines()))

@@ -105,7 +105,7 @@ def test_custom_module_resumes_exactly(tmp_path: Path) -> None:
     assert sorted(whole.scores) == ["top1", "top5"]
     assert whole.best_score is not None
     assert whole.best_score >= whole.scores["top1"]
-    random.seed(2)  # the state of the process has no influence
+    random.seed(2)  # the state of the process has no effect
     np.random.seed(2)
     parts = tmp_path / "parts"
     with pytest.raises(zoo.TrainingInterrupted):
@@ -345,7 +345,7 @@ class Partial(nn.Module):
         super().__init__()
         torch.manual_seed(0)
         self.head, self.other = nn.Linear(108, 2), nn.Linear(108, 2)
-        num_passes = 0  # not an attribute, which replicas refuse
+        num_passes = 0  # not an attribute, for which replicas raise an error
 
         def uses_other(is_training: bool) -> bool:
             nonlocal num_passes

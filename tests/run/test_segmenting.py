@@ -181,7 +181,7 @@ def _segment_as_rank(images: Path, out: Path) -> tuple[int, int, int]:
 
 
 @pytest.mark.dist
-def test_processes_share_images_and_make_files_of_one(tmp_path: Path) -> None:
+def test_processes_share_images_and_write_files_of_one_process(tmp_path: Path) -> None:
     images = _images(tmp_path / "in")
     (images / "broken.png").write_bytes(b"no image")
     _segment_as_rank(images, tmp_path / "one")

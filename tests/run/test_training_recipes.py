@@ -259,7 +259,7 @@ def torchvision_reference(name: str, config: Experiment, step: Step) -> Referenc
         top, left, height, width = mix.box
         kind, params = v2.CutMix, {"box": (left, top, left + width, top + height), "lam_adjusted": mix.weight}
     mixed, shares = torch.empty_like(images), torch.empty(BATCH, NUM_CLASSES)
-    for first in range(BATCH // 2):  # two images are neighbors of each other
+    for first in range(BATCH // 2):  # each image is mixed with its neighbor
         pair = [first, first + BATCH // 2]
         with mock.patch.object(kind, "make_params", return_value=params):
             mixed[pair], shares[pair] = kind(num_classes=NUM_CLASSES)(images[pair], targets[pair])
@@ -288,7 +288,7 @@ def test_step_equals_step_of_the_other_package(name: str, data: Path, tmp_path: 
         torch.testing.assert_close(step.gradients[key], parameter.grad, rtol=1e-5, atol=1e-7)
     updated = reference.model.state_dict()
     assert differences(step.before, step.weights)
-    # Targets are mixed in float32, and Adam amplifies rounding of the smallest gradients, of which RevCol has more: its
+    # Targets are mixed in float32, and Adam amplifies rounding of the smallest gradients. RevCol has more of them: its
     # branches begin with a factor of 1e-6.
     amplified = 2e-3 if "revcol" in name else 1e-3
     rounding = STATED[name]["optimizer.learning_rate"] * (amplified if config.optimizer.type == "AdamW" else 1e-6)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from zoo.torch_internals import compiler
 
-pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit.script:DeprecationWarning")  # torch 2.11's own compiler
+pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit.script:DeprecationWarning")  # torch 2.11's compiler
 
 
 def test_compiler_traces_neither_disabled_function_nor_its_callees():

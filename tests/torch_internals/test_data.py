@@ -30,7 +30,7 @@ def test_tensor_is_detached_below_dispatch_modes():
     assert alias._version == x._version == 1
 
 
-def test_tensor_without_memory_has_shape_and_calls_its_class():
+def test_tensor_without_memory_has_shape_and_dispatches_to_its_class():
     class Empty(Tensor):
         @classmethod
         def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
@@ -155,7 +155,7 @@ def test_hanging_loader_workers_are_killed():
     os.kill(workers[0].pid, signal.SIGSTOP)
     start = time.monotonic()
     data.end_workers(iterator, grace_s=0.5)
-    assert time.monotonic() - start < 30  # torch waits without a limit
+    assert time.monotonic() - start < 30  # torch waits without a timeout
     assert not any(worker.is_alive() for worker in workers)
 
 

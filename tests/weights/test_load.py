@@ -158,7 +158,7 @@ ODD: list[Callable[[], Tensor]] = [
 ]
 
 
-@pytest.mark.filterwarnings("ignore")  # torch's own about prototypes
+@pytest.mark.filterwarnings("ignore")  # raised by torch about prototypes
 @pytest.mark.parametrize("make", ODD)
 def test_non_plain_tensors_raise_and_nothing_is_loaded(make: Callable[[], Tensor]) -> None:
     refusal = refusal_of(Net(), Net().state_dict() | {"conv1.weight": make()})

@@ -386,7 +386,7 @@ def test_directory_entry_raises(tmp_path: Path) -> None:
     with zipfile.ZipFile(path) as archive:
         name, start = next(info.filename for info in archive.infolist() if "/data/" in info.filename), archive.start_dir
     content = bytearray(path.read_bytes())
-    entry = content.index(name.encode(), start) - 46  # the length of an entry of the directory, before the name
+    entry = content.index(name.encode(), start) - 46  # length of a directory entry before the name
     content[entry + 38] |= 0x10
     path.write_bytes(content)
     refused(WeightsError, lambda: read_checkpoint(path), "damaged")

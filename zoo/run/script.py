@@ -35,7 +35,7 @@ from zoo.tables import Cell, bytes_text, counted, markdown_table
 from zoo.torch_internals.data import tensors_of
 
 WRAPPERS = (DataParallel, DistributedDataParallel)  # they call the network; it counts as the outermost module
-PERIOD = 11  # one of so many steps runs plainly for the comparison; prime, because optimizers may alternate
+PERIOD = 11  # one of 11 steps runs plainly for the comparison; prime, because optimizers may alternate
 MAX_TIMES = 10_000  # number of steps that are timed
 
 

@@ -16,7 +16,7 @@ from zoo.data.sampler import TrainBatches
 from zoo.data.segmentation.loader import build_segmentation_train_loader, build_segmentation_val_loader
 from zoo.errors import DataError
 
-# torch warns of more workers than cores, which is no fault of the tests
+# torch warns about more workers than cores
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")
 
 

@@ -136,7 +136,7 @@ def test_batches_are_bit_identical_to_batches_of_folder(
             assert torch.equal(batch.targets, expected.targets)
             names = [os.path.relpath(path, local_shards) for path in expected.paths]
             assert list(batch.paths) == [f"{data}/{name}" for name in names]
-    if protocol == "http":  # every shard once, however many workers there are
+    if protocol == "http":  # every shard once, with any number of workers
         assert sorted(path for path in server.asked if path.endswith(".tar")) == sorted(
             f"/{split}/{number:06}.tar" for split in ("train", "val") for number in range(6)
         )
@@ -311,7 +311,7 @@ def test_password_is_sent_and_not_shown(server: Server) -> None:
     assert "secret" not in _refusal(parse_data_path(address) / "val")
 
 
-QUERY = "?sv=1&sig=SECRET%2Fa/b%3D"  # a signature may have slashes
+QUERY = "?sv=1&sig=SECRET%2Fa/b%3D"  # a signature may contain slashes
 
 
 def test_query_of_signed_address_follows_every_file(

@@ -266,7 +266,7 @@ def test_lighting_adds_one_color_along_published_components() -> None:
     variances = torch.diag((0.1 * torch.tensor([0.2175, 0.0188, 0.0045], dtype=torch.float64)) ** 2)
     expected = vectors @ variances @ vectors.T
     assert torch.allclose(colors.T.cov(), expected, atol=0.05 * expected.abs().max().item())
-    components = (colors @ vectors).T.cov().diag()  # the two small ones would drown in the matrix above
+    components = (colors @ vectors).T.cov().diag()  # the two small ones are invisible in the matrix above
     assert torch.allclose(components, variances.diag(), rtol=0.1)
 
 

@@ -51,7 +51,7 @@ def test_images_and_targets_equal_timm(cutmix: bool, seed: int, monkeypatch: pyt
 
 
 def test_images_and_targets_equal_torchvision() -> None:
-    images, targets = _batch(2)  # two images are neighbors of each other
+    images, targets = _batch(2)  # each image is mixed with its neighbor
     for seed in range(4):
         torch.manual_seed(seed)
         expected, shares = v2.MixUp(alpha=0.8, num_classes=NUM_CLASSES)(images, targets)

@@ -64,7 +64,7 @@ def test_policies_named_after_timm_equal_timms(aa: str, interpolation: str) -> N
     timm_data = pytest.importorskip("timm.data")
     settings = _input(augment_train=f"timm:{aa}", crop_train=24, interpolation_train=interpolation)
     policy, image = Policy(settings), random_image(0, width=24, height=24)
-    # The second of three stages is what follows crop and flip.
+    # The second of three stages follows crop and flip.
     stages = timm_data.create_transform(
         24,
         is_training=True,

@@ -84,7 +84,7 @@ def located(mean, var):
 def compare(x, dz, shortcut, settings, evaluation=False):
     """Compare the five functions with the reference in float64, each given the same inputs."""
     unit, accumulated = torch.finfo(x.dtype).eps, torch.finfo(accumulate_dtype(x.dtype)).eps
-    if x.dtype == torch.float64:  # here the reference rounds as the kernels do
+    if x.dtype == torch.float64:  # here the reference rounds like the kernels
         unit, accumulated = 16 * unit, 16 * accumulated
     mean, var = native.statistics(x)
     assert mean.dtype == var.dtype == accumulate_dtype(x.dtype)
@@ -109,7 +109,7 @@ def compare(x, dz, shortcut, settings, evaluation=False):
 def test_every_function_agrees_with_reference_in_float64(dtype, layout, activation, param):
     for shape in SHAPES:
         x, dz, shortcut, weight, bias = make(shape, dtype, layout)
-        if activation == "elu":  # keep away from saturation, which has a test of its own
+        if activation == "elu":  # avoid saturation, which has a separate test
             shortcut, weight, bias = (t / 4 for t in (shortcut, weight, bias))
         settings = NormSettings(weight, bias, 1e-5, activation, param)
         compare(x, dz, None, settings)
@@ -234,7 +234,7 @@ def test_nan_stays_nan_and_in_its_channel(dtype, layout):
 @pytest.mark.parametrize("shape", [(64, 3, 40, 50), (256, 24, 2, 2), (3000, 5)])
 def test_variance_is_accurate_at_large_mean(shape, layout):
     x = arrange(torch.randn(shape, dtype=torch.float64).float() + 3000, layout)
-    x[0] += 500  # and let the first image be unlike the others
+    x[0] += 500  # and make the first image differ from the others
     mean, var = native.statistics(x)
     assert_near((mean, var), exact(reference.statistics, x), 1e-5)
 

@@ -11,7 +11,7 @@ from tests.refusals import refused
 from zoo.ops.abn.functional import inplace_abn
 
 SHAPE = (3, 4, 6, 5)
-# The smaller the last scale, the less of x_hat is left in the sum.
+# The smaller the last scale, the fewer digits of x_hat the sum retains.
 LAST_SCALES = [1.0, 0.2, 1e-2, 1e-3, 0.0]
 
 

@@ -19,14 +19,14 @@ from zoo.remat.recipes import RecipeError
 
 
 def same(a: Result, b: Result) -> str:
-    """Return "" if two results have the same bits, NaNs being equal; the name of the first tensor that differs."""
+    """Return the name of the first tensor whose bits differ between two results, "" if none does. NaNs are equal."""
     if len(a.tensors) != len(b.tensors):
         return "number of gradients"
     return next((name for (name, x), (_, y) in zip(a.tensors, b.tensors, strict=True) if not same_bits(x, y)), "")
 
 
 def same_bits(a: Tensor, b: Tensor) -> bool:
-    """Return whether two tensors have the same bits, NaNs being equal."""
+    """Return whether two tensors are bit-identical. NaNs are equal."""
     if a.shape != b.shape or a.dtype != b.dtype:
         return False
     if a.is_complex():
@@ -63,7 +63,7 @@ class Verdict(NamedTuple):
 
 
 def judge(program: Program, truth: Result | None = None) -> Verdict:
-    """Return whether a program trains rightly with recipes."""
+    """Return whether a program trains correctly with recipes."""
     plain = Runner(program, "plain").run()
     lean = Runner(program, "lean").run()
     truth = truth or Runner(program, "truth").run()
@@ -139,7 +139,7 @@ def _told(result: Result) -> str:
 
 
 def _may_raise(program: Program) -> bool:
-    """Return whether a program overwrites anything after forward, or behind autograd."""
+    """Return whether a program overwrites tensors after forward, or without autograd's knowledge."""
     steps = program.between + program.later
     if program.forwards > 1:
         steps += program.forward
@@ -177,7 +177,7 @@ def compiled_programs(count: int, seed: int) -> Iterator[tuple[Program, Verdict]
 
 
 def _smaller(program: Program) -> Iterator[Program]:
-    """Yield programs that are a little simpler."""
+    """Yield slightly simpler programs."""
     for name in ("later", "between", "other", "forward"):
         steps = getattr(program, name)
         for size in (len(steps) // 2, len(steps) // 4, 2, 1):

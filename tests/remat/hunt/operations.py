@@ -155,7 +155,7 @@ _library.impl("shrink_", _shrink, "CPU")
 
 
 class Network(nn.Module):
-    """What layers of programs share: parameters, buffers, and the steps of the program in ``forward``."""
+    """Base class of networks of programs: parameters, buffers, and the steps of the program in ``forward``."""
 
     def __init__(self, weights: dict[str, Tensor], buffers: dict[str, Tensor]) -> None:
         super().__init__()
@@ -189,7 +189,7 @@ class Network(nn.Module):
 
 
 class At(NamedTuple):
-    """What an operation is given: the network, two tensors, and a small number."""
+    """Arguments of an operation: the network, two tensors, and a small number."""
 
     net: Any
     a: Tensor
@@ -226,7 +226,7 @@ def _inference(at: At) -> Tensor:
 
 @contextmanager
 def _without_hooks(net: Network) -> Iterator[None]:
-    """Return a context without the hooks of the truth, which torch.func refuses."""
+    """Return a context without the reference's hooks, which torch.func rejects."""
     if net.regions:
         raise RuntimeError("hooks of a region may be the innermost")
     net.hooks.__exit__(None, None, None)
@@ -271,7 +271,7 @@ def _cast(enabled: bool = True) -> AbstractContextManager[Any]:
 
 
 def _islands(at: At) -> Tensor:
-    """Norm, softmax and product in float32 inside of convolutions in bfloat16, as mixed precision training does."""
+    """Norm, softmax and product in float32 between convolutions in bfloat16, as in mixed precision training."""
     with _cast():
         y = F.silu(F.conv2d(at.a, at.net.w3, at.net.b3, padding=1))
         with _cast(enabled=False):
@@ -295,7 +295,7 @@ def _norm_cast(at: At, is_tracked: bool, *, has_conv: bool = True) -> Tensor:
 
 
 def _wide(at: At) -> Tensor:
-    """Return eight channels, enough for the kernels that replace kernels of torch."""
+    """Return eight channels, enough for the package's kernels."""
     return torch.cat([at.a, at.b], 1)
 
 
@@ -340,7 +340,7 @@ def _integrate(at: At) -> Tensor:
 
 
 def _spike(at: At) -> Tensor:
-    """Return how much a chain of gates passes, which reset what they pass."""
+    """Return the sum of a chain of gates; each gate resets the values that it passes."""
     v, total = _float(at.a), torch.zeros(())
     for _ in range((12, 50, 200)[at.k]):
         v = 0.8 * v + 0.3 * at.b
@@ -372,7 +372,7 @@ def _replaced(at: At, function: Callable[[Tensor], Tensor]) -> None:
 
 
 def _binary(at: At) -> Tensor:
-    """Return a convolution with the signs of a weight, which then has its own numbers again."""
+    """Convolve with the signs of a weight, then restore the weight."""
     weight = at.net.w3
     before = weight.data
     weight.data = before.sign()
@@ -382,7 +382,7 @@ def _binary(at: At) -> Tensor:
 
 
 def _codebook(at: At) -> Tensor:
-    """Return entries of a codebook, which then moves."""
+    """Return entries of a codebook, then update the codebook."""
     big = at.net.big
     out = at.a * big.sigmoid()
     big.data = 0.9 * big.data + 0.1 * _float(at.a).data.float()
@@ -408,7 +408,7 @@ def _norm(net: Any, x: Tensor, which: str, training: bool = True) -> Tensor:
 
 
 def _track(at: At) -> None:
-    """Move a running mean as code without a norm of torch's does."""
+    """Update a running mean without a norm of torch."""
     with torch.no_grad():
         at.net.scale.mul_(0.9).add_(at.a.detach().float().mean((0, 2, 3)).view(4, 1, 1), alpha=0.1)
 

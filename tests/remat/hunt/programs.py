@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 
 class Step(NamedTuple):
-    """An operation of two tensors and a small number; it replaces the tensors of these names, as many as it returns."""
+    """An operation on two tensors and a small number. Its outputs replace the tensors named in ``to``."""
 
     to: str
     name: str
@@ -98,7 +98,7 @@ class Program:
 def program(
     forward: str, *, between: str = "", later: str = "", other: str = "", returns: str, **settings: Any
 ) -> Program:
-    """Return the program that `Program.__str__` writes; the loss is made of all that it returns by default."""
+    """Return the program of an expression written by `Program.__str__`. By default the loss reads all outputs."""
     texts = forward, between, later, other
     parts = [tuple(Step.parse(line) for line in text.strip().splitlines()) for text in texts]
     return Program(parts[0], returns, settings.pop("loss", returns), *parts[1:3], other=parts[3], **settings)

@@ -57,7 +57,7 @@ def _weight_of(x: Tensor) -> Tensor:
 
 
 def copied(tensor: Tensor) -> Tensor:
-    """Return a copy that lies in memory in the same way."""
+    """Return a copy with the same memory layout."""
     tensor = tensor.detach()
     if tensor.is_contiguous() or tensor.layout is not torch.strided:
         return tensor.clone()
@@ -96,7 +96,7 @@ def _descend(net: Network) -> None:
 
 @dataclass
 class Result:
-    """What a run computed, in order, or its error and where it was raised."""
+    """Results of a run in order, or its error and the place that raised it."""
 
     tensors: list[tuple[str, Tensor]] = field(default_factory=list)
     error: Exception | None = None
@@ -130,7 +130,7 @@ class DoNothing(TorchDispatchMode):
 
 
 class FailedForwardError(Exception):
-    """Raised at the end of a forward pass, as by a user who interrupts it."""
+    """Raised at the end of a forward pass, like an interrupt by the user."""
 
 
 class Runner:
@@ -151,7 +151,7 @@ class Runner:
 
     @property
     def is_turn(self) -> bool:
-        """Whether the program is another in this training step."""
+        """Whether this training step runs the changed program."""
         return 0 < self.program.turn == self.number
 
     def change(self, net: Network, tensors: dict[str, Tensor], stage: str) -> None:
@@ -170,7 +170,7 @@ class Runner:
 
     @property
     def num_steps(self) -> int:
-        """How many training steps run."""
+        """Number of training steps."""
         return MORE_STEPS if self.program.turn > 0 else NUM_STEPS
 
     def _run(self) -> None:
@@ -284,7 +284,7 @@ class Runner:
 
 
 def _as_function(program: Program) -> Callable[[Network, dict[str, Tensor]], dict[str, Tensor]]:
-    """Return the forward pass as a function with a line per step, as a user would write it.
+    """Return the forward pass as a function with one line per step, like a user's code.
 
     torch.compile continues in the line after a step that it cannot capture. It gives up a loop with such a step.
     """

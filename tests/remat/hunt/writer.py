@@ -35,7 +35,7 @@ BETWEEN: dict[str, float] = {
 
 
 class Writer(Runner):
-    """Writes a program while it runs it for its truth: steps that torch refuses are left out."""
+    """Writes a program while running it for the reference; drops steps for which torch raises an error."""
 
     def __init__(self, seed: int) -> None:
         self.random = random.Random(seed)
@@ -147,7 +147,7 @@ class Writer(Runner):
 
 
 def write(seed: int) -> tuple[Program, Result]:
-    """Return a random program, and its truth."""
+    """Return a random program and its reference result."""
     writer = Writer(seed)
     truth = writer.run()
     return writer.program, truth
