@@ -25,7 +25,7 @@ WIDTH = 7.0  # inches of a plot; a page shows an inch in about 100 pixels
 HEIGHT, POINTS_HEIGHT = 2.6, 3.4  # inches of a panel, and of one with names at its points
 LEGEND_LINE, TITLE_LINE = 0.19, 0.2  # inches
 TITLE_CHARACTERS = 100  # per line
-MARKED_POINTS, MOST_MARKED = 12, 50  # of a curve with more points than the second number; otherwise all
+MARKED_POINTS, MOST_MARKED = 12, 50  # markers of a curve with more points than the second number; otherwise all
 LONG_LABEL = 40  # characters, for which a legend has one column
 # Places of a name in points from its point: beside it, above, below, and further away, where a line leads to it.
 OFFSETS = [
