@@ -5,13 +5,20 @@ python -m docs.pictures
 
 from __future__ import annotations
 
+import io
+import sys
+from pathlib import Path
 from typing import Any
 
-from docs.tables import RESULTS, records, result
+from PIL import Image
+
+import zoo
+from docs.tables import RESULTS, ROOT, records, result
 from zoo.benchmark.model import draw_strategies
 from zoo.benchmark.plot_style import Line, Panel, draw_panels
 from zoo.benchmark.strategies import EAGER, choose_strategies
 from zoo.files import write_bytes
+from zoo.memory.plot import BLUE, ORANGE, STYLE
 from zoo.reproduce.paper_report import plot_name, sections_of
 from zoo.reproduce.papers import PAPERS
 
@@ -52,8 +59,31 @@ def section(paper: str, key: str) -> bytes:
     return draw_panels(f"{found.title}\n{PAPERS[paper].title}", found.panels)
 
 
+def predictions(weights: str, folder: Path) -> bytes:
+    """Return the first image of each class, and four more, with the best class and its probability."""
+    from matplotlib import rc_context
+    from matplotlib.figure import Figure
+
+    classes = sorted(path for path in (folder / "val").iterdir() if path.is_dir())
+    paths = [sorted(path.iterdir())[0] for path in classes] + [sorted(path.iterdir())[1] for path in classes[:4]]
+    with rc_context(STYLE):
+        figure = Figure((7.0, 2.6), layout="constrained")
+        for place, (path, found) in enumerate(zoo.predict(weights, paths, top=1, verbose=False), start=1):
+            axes = figure.add_subplot(2, 7, place)
+            axes.imshow(Image.open(path), cmap="gray")
+            axes.axis("off")
+            is_right = found[0].name == Path(path).parent.name
+            title = f"{found[0].name.replace('_', ' ')}\n{100 * found[0].probability:.0f} %"
+            axes.set_title(title, fontsize=7, color=BLUE if is_right else ORANGE)
+        file = io.BytesIO()
+        figure.savefig(file, format="png")
+    return file.getvalue()
+
+
 def main() -> None:
-    """Write all pictures."""
+    """Write all pictures; those of predictions if there are weights."""
+    if len(sys.argv) == 3:
+        write_bytes(ROOT / "docs" / "predictions.png", predictions(sys.argv[1], Path(sys.argv[2])))
     write_bytes(RESULTS / "lean_sweep.png", sweep())
     write_bytes(RESULTS / "pareto_revnet164.png", strategies("pareto_revnet164"))
     for paper, key in (("inplace_abn", "table2"), ("revnet", "figure4")):
