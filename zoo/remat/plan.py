@@ -27,7 +27,7 @@ MAX_WORK = 1.0  # of the time of a forward pass
 # Without a limit on memory: the bytes that each operation in backward has to save, and each tensor that is tracked, in
 # units of the smallest tensor; how many more bytes than the least are saved for fewer live ones; and the time that this
 # may take.
-LEAST_SAVING, SLACK, MORE_WORK = 4, 0.05, 0.1
+LEAST_SAVING, LEAST_PER_TENSOR, SLACK, MORE_WORK = 4, 2, 0.05, 0.1
 NOTHING: frozenset[int] = frozenset()
 
 
@@ -194,9 +194,9 @@ class Planner:
 
         It recomputes nothing if this would not save enough bytes for the time that tracking tensors takes.
         """
-        cut, least_saving = _MinimumCut(self), LEAST_SAVING * self.graph.smallest_bytes
-        first = _Backward(self, cut.saved_for(lambda _: least_saving))
-        if self.plain_bytes - first.saved_bytes < least_saving * len(self.graph.block_of):
+        unit = self.graph.smallest_bytes
+        first = _Backward(self, _MinimumCut(self).saved_for(lambda _: LEAST_SAVING * unit))
+        if self.plain_bytes - first.saved_bytes < LEAST_PER_TENSOR * unit * len(self.graph.block_of):
             return _Backward(self, frozenset(self.needed)).fastest.plan()
         backwards = [first, *self._tightened(first)]
         most = (1 + SLACK) * first.saved_bytes
