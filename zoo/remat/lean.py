@@ -174,7 +174,7 @@ def _context_of_method(module: Any, method: Callable[..., Any], args: Any, kwarg
 
 @contextmanager
 def _as_original(module: Any) -> Iterator[None]:
-    """Return a context in which a lean module has its original class."""
+    """Gives a lean module its original class."""
     cls = type(module)
     module.__class__ = cls.__bases__[1]
     try:

@@ -31,14 +31,14 @@ from zoo.torch_internals.data import storage_id, tensors_of
 from zoo.torch_internals.dispatch import call_after_backward, is_profiling
 
 PLACE = "budget of zoo.lean"  # in messages
-MARGIN = 0.02  # of a limit, for what steps take beyond the measured one
-MIN_WARNED_BYTES = 2**20  # a pass that saves fewer may miss a fraction without a warning
-MAX_KINDS = 64  # of calls that are remembered
-MAX_DEPARTURES = 3  # passes of a kind that left their plan, after which no plan is made
-NUM_FORGIVEN = 20  # passes that follow their plan, after which a departure is the first again
-NUM_PLAIN = 100  # passes without a limit that run plainly before one is recorded again: the network may have grown
-MAX_MEASURED = 8  # steps of a kind that are measured
-BACKWARD_ENDS, OVER = "end", " over"  # marks of a log
+MARGIN = 0.02  # fraction of a limit that plans leave free, since steps vary
+MIN_WARNED_BYTES = 2**20  # no warning if plain training saves fewer bytes
+MAX_KINDS = 64  # how many kinds of calls are remembered
+MAX_DEPARTURES = 3  # after so many departures, a kind of calls is no longer planned
+NUM_FORGIVEN = 20  # after so many passes as planned, departures are counted from 1 again
+NUM_PLAIN = 100  # after so many plain passes, one is recorded again: the network may have grown
+MAX_MEASURED = 8  # how many steps are measured per kind of calls
+BACKWARD_ENDS, OVER = "end", " over"  # marks in a log
 
 Observer = GraphRecorder | Follower
 

@@ -18,12 +18,12 @@ from typing import Any, NamedTuple
 
 # Bytes saved for a unit of time, relative to the bytes of plain training and the time of the forward pass.
 RATES = tuple(2.0 ** (power / 2) for power in range(-12, 10))
-NUM_PARTS = 8  # of forward, at the end of one of which the rate may change
+NUM_PARTS = 8  # the rate may change at multiples of 1 / NUM_PARTS of forward
 SHARES = tuple(0.95**power for power in range(10, 70))  # limits, as fractions of plain training's bytes
-MAX_RECENT = 16  # planners that are remembered
-PATIENCE = 3  # how many more blocks to save without a lower peak before giving up
-MIN_GAIN = 1.03  # live bytes by those saved, from which on more blocks are saved for a lower peak
-MAX_WORK = 1.0  # of the time of a forward pass
+MAX_RECENT = 16  # how many planners are cached
+PATIENCE = 3  # blocks saved in a row without a lower peak before a search ends
+MIN_GAIN = 1.03  # ratio of live to saved bytes above which saving another block may lower the peak
+MAX_WORK = 1.0  # most time of recomputation, in forward passes
 # Without a limit on memory: the bytes that each operation in backward has to save, and each tensor that is tracked, in
 # units of the smallest tensor; how many more bytes than the least are saved for fewer live ones; and the time that this
 # may take.
@@ -270,7 +270,7 @@ def _cost_within(best: Sequence[_Schedule], limit: float) -> float:
 
 @contextmanager
 def _without_garbage_collection() -> Iterator[None]:
-    """Return a context in which Python does not search for cycles, which would take half of the time of planning."""
+    """Disables the garbage collector, which would take half of the time of planning."""
     is_enabled = gc.isenabled()
     gc.disable()
     try:

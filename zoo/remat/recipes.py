@@ -87,7 +87,7 @@ class TrackedTensor:
         self.waiting = 0  # number of handles that this backward pass has not unpacked yet
         self.recomputed_bytes = 0  # of its memory, if its recipe is saved
         self.through: Sequence[TrackedTensor] = ()  # intermediates that its recipe recomputes
-        self.starts: Sequence[SavedTensor] = ()  # what its recipe starts from, held here
+        self.starts: Sequence[SavedTensor] = ()  # inputs of its recipe; kept alive by this reference
         self.recipes = 0  # number of recipes that have it as an intermediate
         self.waiting_recipes = 0  # number of them whose output this backward pass has not unpacked for the last time
 

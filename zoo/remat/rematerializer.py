@@ -255,7 +255,7 @@ def _innermost() -> Rematerializer | None:
 
 @contextmanager
 def _without_hooks() -> Iterator[None]:
-    """Return a context in which the innermost rematerializer has no saved-tensor hooks, which torch.func refuses."""
+    """Removes the saved-tensor hooks of the innermost rematerializer: torch.func refuses to run under hooks."""
     rematerializer = _innermost()
     if rematerializer is None:
         yield
@@ -269,7 +269,7 @@ def _without_hooks() -> Iterator[None]:
 
 @contextmanager
 def _without_recording() -> Iterator[None]:
-    """Return a context without the modes of this package, if no others are active, and without hooks of theirs."""
+    """Disables the dispatch modes and hooks of this package, unless other dispatch modes are active."""
     modes = dispatch_modes()
     if not modes or not all(type(mode).__module__.startswith("zoo.") for mode in modes):
         yield

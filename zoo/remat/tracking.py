@@ -22,7 +22,7 @@ from zoo.torch_internals.dispatch import DisableTorchDispatch, kernel_flags
 StorageRef = Callable[[], torch.UntypedStorage | None]
 Observer = GraphRecorder | Follower
 
-SMALLEST_BYTES = 2**12  # smaller tensors are saved, as recomputing them costs more time than the memory is worth
+SMALLEST_BYTES = 2**12  # smaller tensors are saved: recomputing them is not worth the time
 COPIED_BYTES = 2**16  # inputs of recipes that need no gradient are copied up to this size: they may soon be freed
 
 
@@ -119,7 +119,7 @@ class Tracker:
         return out.nbytes >= self.smallest_bytes
 
     def note(self, tensor: Tensor, recipe: Recipe | None, index: int, version: int) -> TrackedTensor:
-        """Return the new contents of a tensor, which output ``index`` of a recipe recomputes."""
+        """Begin to track a tensor that is output ``index`` of a recipe; return its contents."""
         value = TrackedTensor(recipe, index, tensor, version, self._store(), self.clock)
         self._know(tensor, version, value)
         if self.observer is not None:
