@@ -255,6 +255,7 @@ def headline() -> str:
         _headline(
             "beside it: a checkpoint of each block", "torch.utils.checkpoint", resnet, external, "std-BN checkpointed"
         ),
+        _released_headline(),
         _headline(
             "faster, with other rounding", "torch.compile(model, options=zoo.remat.inductor_options())",
             resnet, external, "compiled std-BN, lean rule 1", on_gpu=("lean_h100", external, "Inductor, lean rule"),
@@ -276,6 +277,14 @@ def headline() -> str:
     return table(
         ["network", "call", "peak memory", "activations held", "time, H100", "time, CPU"], rows, text_columns=2
     )
+
+
+def _released_headline() -> list[str]:
+    """Return the row of released gradients, at a small batch."""
+    about = {"subject": "torchvision:resnet50", "shape": [2, 3, 128, 128], "provider": "lean, released gradients"}
+    peak, time = (median("step", f"{each} ratio", **about) for each in ("peak above parameters", "step"))
+    title = "the same, at two images of 128 px: the gradients are the peak"
+    return [title, "`zoo.release_gradients(model, optimizer)`", f"{peak:.2f}", "", "", f"{time:.2f}"]
 
 
 def _headline(
@@ -400,6 +409,32 @@ def libraries() -> str:
         rows.append(row)
     headers = [f"{provider} {title}" for provider in ("lean:", "checkpointing:") for title in TITLES]
     return table(["network", "held", *headers], rows)
+
+
+def whole_steps() -> str:
+    """Peaks and times of whole steps with AdamW: plain, lean, and lean with released gradients."""
+    plain, lean_, released = "plain", "lean", "lean, released gradients"
+    rows = []
+    for record in records("step", "whole peak", provider=plain):
+        about = {"subject": record["subject"], "shape": record["shape"]}
+        by = {
+            (each["provider"], each["metric"]): each["median"]
+            for each in result("step")["records"]
+            if all(each[key] == value for key, value in about.items())
+        }
+        assert all(by.get((name, "same bits"), 1) == 1 for name in (lean_, released)), about  # as the page says
+        batch, *_, side = record["shape"]
+        times = [by.get((released, metric)) for metric in ("time of the release", "step ratio")]
+        rows.append([
+            f"{LEAN_NETWORKS[record['subject']]}, {batch} x {side} px",
+            f"{by[plain, 'parameters and states']:.0f}", f"{by[plain, 'gradients']:.0f}",
+            *(f"{by[each, 'peak above parameters']:.0f}" for each in (plain, lean_, released)),
+            f"{by[released, 'saved, share of the gradients']:.2f}",
+            *("" if each is None else f"{each:.2f}" for each in times),
+        ])  # fmt: skip
+    peaks = ["peak above them: plain", "lean", "lean, released"]
+    headers = ["network", "parameters and states", "gradients", *peaks, "saved / gradients", "time / lean"]
+    return table([*headers, "time / plain"], rows)
 
 
 def lean_summary() -> str:
@@ -816,6 +851,7 @@ SECTIONS: dict[str, Callable[[], str]] = {
     "models": models,
     "fastest": fastest,
     "revnets": revnets,
+    "whole_steps": whole_steps,
     "lean_summary": lean_summary,
     "lean_networks": lean_networks,
     "lean_beside": lean_beside,
