@@ -213,12 +213,14 @@ def quickstart_means() -> dict[str, dict[str, float]]:
 
 
 def replicas() -> str:
-    """The digest of a run of replicas on each number of processes, and what it was measured with."""
-    found = result("replicas")
-    environment = found["environment"]
-    rows = [[str(run["processes"]), f"`{run['digest'][:32]}`"] for run in found["runs"]]
-    about = f"{environment['cpu']}, {environment['instructions']}, PyTorch {environment['torch']}"
-    return f"{table(['processes', 'first half of the digest'], rows, text_columns=2)}\n\n{about}."
+    """The digests of two runs of replicas on each number of processes, and what they were measured with."""
+    files = result("replicas"), result("replicas_sync")
+    plain, synchronized = ({run["processes"]: f"`{run['digest'][:32]}`" for run in found["runs"]} for found in files)
+    rows = [[str(count), digest, synchronized[count]] for count, digest in plain.items()]
+    environments = [found["environment"] for found in files]
+    about = dict.fromkeys(f"{e['cpu']}, {e['instructions']}, PyTorch {e['torch']}" for e in environments)
+    heads = ["processes", "in-place norms", "synchronized norms"]
+    return f"{table(heads, rows, text_columns=3)}\n\nFirst halves of the digests. {'; '.join(about)}."
 
 
 # --- zoo benchmark layer ---

@@ -254,9 +254,11 @@ def _digest(network: dict[str, Any], world_changes: dict[str, Any], side: int = 
     process, count = this_process(), 4
     accumulate = world_changes.get("optimizer", {}).get("accumulate_steps", 1)
     size = 2 * count * accumulate
+    segments = network["arch"].startswith("deeplab")
     content = {
         "network": {"num_classes": 2, **SYNC, **network},
-        "input": {"crop_train": side, "scale_val": side, "crop_val": side},
+        **({"segmentation": {}} if segments else {}),
+        "input": {"crop_train": side, **({} if segments else {"scale_val": side, "crop_val": side})},
         **world_changes,
         "optimizer": {
             "batch_size": size, "replicas": count, "learning_rate": 0.05, "schedule": EPOCH,
@@ -272,7 +274,8 @@ def _digest(network: dict[str, Any], world_changes: dict[str, Any], side: int = 
         for step in range(steps):
             num_images = size + step  # an uneven batch in the second step
             images = torch.randn(num_images, 3, side, side, generator=generator)
-            targets = torch.randint(2, (num_images,), generator=generator)
+            shape = (num_images, side, side) if segments else (num_images,)
+            targets = torch.randint(2, shape, generator=generator)
             own = state.replicas.own
             train_step(state, *(StepBatch(images[r::count], targets[r::count], num_images) for r in own))
         return digest(state_tensors(shared_state(state)))
@@ -283,6 +286,7 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "resnet50": ({"arch": "resnet50"}, {}),
     "revnet": ({"arch": "revnet38_cifar"}, {}),
     "densenet": ({"arch": "densenet121"}, {}),
+    "deeplab": ({"arch": "deeplab_resnet18"}, {}),
     "checkpointing": ({"arch": "resnet32_cifar", "memory": "checkpoint"}, {}),
     "lean": ({"arch": "resnet32_cifar", "memory": "lean"}, {}),
     "channels last": ({"arch": "resnet32_cifar"}, {"training": {"channels_last": True}}),
