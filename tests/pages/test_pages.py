@@ -96,10 +96,10 @@ def run_example(page: str, example: str, namespace: dict[str, object], capsys: p
         pytest.importorskip(package)
         warnings.simplefilter("ignore")  # until the end of the test; Lightning warns of its own code
     exec(compile(code, page, "exec"), namespace)
-    first, _, last = printed.rpartition("```text\n")[2].rstrip("\n").partition("\n...\n")
-    found_lines = capsys.readouterr().out.splitlines()
-    shown = [*zip(first.splitlines(), found_lines, strict=False)]
-    shown += zip(reversed(last.splitlines()), reversed(found_lines), strict=False)
+    lines, found_lines = printed.rpartition("```text\n")[2].splitlines(), capsys.readouterr().out.splitlines()
+    cut = lines.index("...") if "..." in lines else len(lines)
+    shown = [*zip(lines[:cut], found_lines, strict=False)]
+    shown += zip(reversed(lines[cut + 1 :]), reversed(found_lines), strict=False)
     for line, found in shown:
         assert found == line or (line.endswith(" ...") and found.startswith(line.removesuffix("...")))
 
