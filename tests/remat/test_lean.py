@@ -385,6 +385,22 @@ def test_calls_of_kinds_seen_once_are_not_planned(
     assert len(planned) == 1
 
 
+@pytest.mark.parametrize(
+    "other",
+    [
+        lambda number: {"files": (f"{number}.jpg", f"{number + 1}.jpg")},
+        lambda number: [f"{number}.jpg", torch.zeros(2)],
+        lambda number: {"nested": [{"name": str(number)}]},
+    ],
+    ids=["files in dict", "file in list", "nested"],
+)
+def test_names_within_an_argument_make_no_new_kind(other: Callable[[int], Any]) -> None:
+    model, x = lean(_WithOther()), torch.randn(80, 64)
+    for number in range(4):
+        model(x, other(number)).sum().backward()
+    assert len(vars(model)["_zoo_lean"].limiter._kinds) == 1
+
+
 def test_number_of_step_makes_no_new_kind() -> None:
     model, x = lean(_WithOther()), torch.randn(80, 64)
     for number in range(5):

@@ -213,7 +213,7 @@ def context_of_call(module: nn.Module, budget: Budget, args: Any, kwargs: Any) -
 
     The caller makes sure that `why_plain` gives no reason against it.
     """
-    signature = module.training, *_kinds_of((args, kwargs))
+    signature = module.training, *_kinds_of(args, kwargs)
     if not budget.has_limit and budget.limiter is not None and budget.limiter.runs_plainly(signature):
         return nullcontext()
     own = chain(module.parameters(), module.buffers())  # not iterated over unless that is necessary
@@ -228,17 +228,22 @@ def context_of_call(module: nn.Module, budget: Budget, args: Any, kwargs: Any) -
     )
 
 
-def _kinds_of(inputs: Any) -> Iterator[Any]:
-    """Yield what tells which tensors a call computes, for each of its inputs: shapes, types and switches.
+def _kinds_of(args: Any, kwargs: Any) -> Iterator[Any]:
+    """Yield what determines which tensors a call computes, for each of its inputs: shapes, types and switches.
 
-    Numbers may be different in each call, like the number of a step, and most change no sizes.
+    Switches are booleans, and arguments that are strings. Numbers, and strings within arguments, may be different in
+    each call, like the number of a step and the names of files, and most change no sizes.
     """
     yield torch.is_autocast_enabled("cpu"), torch.is_autocast_enabled("cuda")
-    for each in tree_leaves(inputs):
-        if isinstance(each, Tensor):
-            yield each.numel() if each.is_nested else each.shape, each.dtype, each.requires_grad
-        else:
-            yield each if isinstance(each, (bool, str)) else type(each)
+    for argument in (*args, *kwargs.values()):
+        if isinstance(argument, str):
+            yield argument
+            continue
+        for leaf in tree_leaves(argument):
+            if isinstance(leaf, Tensor):
+                yield leaf.numel() if leaf.is_nested else leaf.shape, leaf.dtype, leaf.requires_grad
+            else:
+                yield leaf if isinstance(leaf, bool) else type(leaf)
 
 
 def _state_of(own: Sequence[Tensor]) -> tuple[Any, ...]:
