@@ -44,9 +44,6 @@ def _config(replicas: int = 4, **changes: Any) -> Experiment:
     return make_config(optimizer=optimizer, **changes)
 
 
-# --- A step ---
-
-
 class _Net(nn.Module):
     """A network of synchronized norms; ``norm`` makes each of them."""
 
@@ -243,8 +240,6 @@ def test_meter_that_runs_one_replica_alone_raises() -> None:
         build_observers(state, loader, None, MemoryLog())
 
 
-# --- Digests ---
-
 SYNC = {"norm": "sync", "activation": "leaky_relu"}
 
 
@@ -344,8 +339,6 @@ def test_run_killed_twice_resumes_on_other_numbers_of_processes(tmp_path: Path) 
     assert (resumed[1], resumed[2]) == (digests[2:], validations[2:])
     assert differences(read(straight / CHECKPOINT), read(killed / CHECKPOINT)) == []
 
-
-# --- Experiments ---
 
 PUBLISHED = [*Path("experiments").glob("*_ip*abn*.json"), *Path("experiments").glob("*_stdbn*.json")]
 

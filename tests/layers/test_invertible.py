@@ -127,7 +127,7 @@ def test_two_forward_passes_keep_their_own_statistics():
     assert max(relative_error(ours, x.grad) for ours, x in zip(found, xs, strict=True)) < 1e-10
 
 
-def test_frozen_layers_get_no_gradients_and_the_others_theirs():
+def test_only_layers_that_are_not_frozen_get_gradients():
     torch.manual_seed(0)
     layers = chain_of("hybrid")
     layers[2].requires_grad_(False)

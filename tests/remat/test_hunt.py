@@ -1,4 +1,4 @@
-"""Random programs, and all programs that once failed, are bit-identical to their truth when they are lean."""
+"""Random programs, and all programs that once failed, compute the same bits with and without lean."""
 
 from __future__ import annotations
 

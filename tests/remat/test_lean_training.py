@@ -46,7 +46,7 @@ def train(model: nn.Module, forward: Callable[[Tensor], Tensor], steps: int = 2,
 
 
 def hooked(model: nn.Module, lean: Any) -> list[Tensor]:
-    """Hooks that look at features, that change them in place, and that see gradients."""
+    """Train with hooks that record features, change features in place, and record gradients."""
     features: list[Tensor] = []
     lean(model)
     model[1].norms[0].register_forward_hook(lambda module, args, out: features.append(out.detach().clone()))

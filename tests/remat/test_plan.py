@@ -234,7 +234,7 @@ def test_predicted_bytes_of_chain_equal_bytes_of_backward() -> None:
 
 
 def trunk_graph(num_blocks: int) -> Graph:
-    """Return the graph of a sum of branches: a product and a cheap operation each, and a term of the sum."""
+    """Return the graph of residual blocks: a product, a cheap operation, and the addition to the trunk."""
     graph = Graph(blocks=[Block(8)], packs=[0])
     trunk = 0
     for index in range(num_blocks):

@@ -83,8 +83,8 @@ def measure_step(
     """Add bytes and times of a training step: forward, backward and the step of an optimizer.
 
     All bytes are of a step after `WARMUP` steps. Its peak includes what existed before: parameters, buffers, and the
-    state of the optimizer; images are not included. "same bits" is 1 if all parameters have the bits of plain training
-    after the warm-up.
+    state of the optimizer; images are not included. "same bits" is 1 if all parameters are bit-identical to those
+    of plain training after the warm-up.
 
     Args:
     - `model`: the network; copies of it are trained.

@@ -1,4 +1,4 @@
-"""`zoo.check`: whether a variant of a network trains with the bits of plain training, and what it saves."""
+"""`zoo.check`: whether a variant of a network trains bit-identically to plain training, and what it saves."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Check:
     """Result of `check`; its string has at most eleven lines.
 
     Args:
-    - `same`: whether all compared values have the bits of plain training; None if plain training is not deterministic.
+    - `same`: whether all compared values equal those of plain training bit for bit; None if plain training is not deterministic.
     - `values`: number of compared values.
     - `difference`: the first value that differs between plain training and the variant or, if `same` is None, between
       two runs of plain training.
@@ -133,7 +133,7 @@ def check(
 
     If a value differs, plain training runs again, so that a nondeterministic operation is not taken for a fault of the
     variant. The network, the generators and the inputs are unchanged afterwards. What forward changes elsewhere, such
-    as variables of hooks, stays changed::
+    as variables of hooks, stays changed.
 
         zoo.check(model, images)
         zoo.check(model, images, variant=functools.partial(zoo.lean, budget=0.4))
@@ -378,7 +378,7 @@ class _Run:
         return None
 
     def _place_of(self, scenarios: list[Scenario], index: int, value: str, variant: Variant) -> str:
-        """Return the first module and operation whose values differ, from two more runs whose values are recorded.
+        """Repeat both runs with recorded values; return the first module and operation whose values differ.
 
         Args:
         - `scenarios`: up to the one in which a value differs.

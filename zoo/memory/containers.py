@@ -44,5 +44,5 @@ def items_of(value: Any) -> list[tuple[str, Any]]:
 
 
 def tensors_in(value: Any) -> list[Tensor]:
-    """Return the tensors in a value: unlike `tensors_of`, also in attributes of objects, as of dataclasses."""
+    """Return all tensors in a value, including attributes of objects such as dataclasses."""
     return [each for _, each in named("", value) if isinstance(each, Tensor)]

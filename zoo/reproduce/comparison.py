@@ -18,7 +18,7 @@ from zoo.tables import number_text
 MeasuredValue = float | str | None
 State = Literal["reproduced", "better", "off", "underpowered", "not measured"]
 FACTOR = 2.0  # tolerance of signal-to-noise ratios; they span 30 decades
-ROUNDED = 0.05  # a number whose last digit is a larger part of it counts as exact
+ROUNDED = 0.05  # published numbers are rounded if their last digit is at most this fraction, and exact otherwise
 MIN_RUNS = 3  # runs needed to reproduce an accuracy
 IN_POINTS = ("%", "points")  # units whose tolerance is in points; in other units it is relative, in percent
 

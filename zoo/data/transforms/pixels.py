@@ -85,7 +85,7 @@ class PILPixels:
     def resized(
         self, height: int, width: int, window: Box | None = None, interpolation: Interpolation = "bilinear"
     ) -> PILPixels:
-        """Return the image resized."""
+        """Resize the image."""
         resized = PILPixels(self.image.resize((width, height), PIL_FILTERS[interpolation]))
         return resized if window is None else resized.part(window)
 
