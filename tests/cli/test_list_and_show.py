@@ -19,14 +19,34 @@ def _cells(line: str) -> list[str]:
     return [cell.strip() for cell in line.split("|")[1:-1]]
 
 
-def test_table_has_sizes_and_published_scores(capsys: pytest.CaptureFixture[str]) -> None:
+def _table(out: str) -> list[list[str]]:
+    """Return the cells of a printed table: the headers, then a list per row."""
+    headers, _, *rows = (_cells(line) for line in out.splitlines() if line.startswith("|"))
+    return [headers, *rows]
+
+
+def test_table_has_sizes_of_networks(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["list", "resnext101*"]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    rows = {_cells(line)[0]: _cells(line) for line in lines if line.startswith("| resnext101")}
-    assert rows["resnext101"] == ["resnext101", "42.84", "100", "64 256 512 1024 2048", *[""] * 7]
-    scores = ["78.08 / 93.79", "79.52 / 94.66", "", "", "79.38 / 94.67", "", ""]
-    assert rows["resnext101_ipabn_lr_512"][4:] == scores
+    headers, *rows = _table(capsys.readouterr().out)
+    assert headers == ["name", "parameters, M", "norms", "channels of the stages"]
+    assert ["resnext101", "42.84", "100", "64 256 512 1024 2048"] in rows
     assert len(rows) == 4
+
+
+def test_table_of_published_weights_has_scores_that_one_of_them_has(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["list", "--pretrained", "resnext101*"]) == 0
+    headers, *rows = _table(capsys.readouterr().out)
+    assert headers == ["name", "parameters, M", "224", "224, ten crops", "320"]
+    assert ["resnext101_ipabn_lr_512", "42.90", "78.08", "79.52", "79.38"] in rows
+
+
+@pytest.mark.parametrize("options", [[], ["--pretrained"], ["vit"]], ids=" ".join)
+def test_table_fits_terminal_of_120_columns(options: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["list", *options]) == 0
+    out = capsys.readouterr().out
+    assert max(map(len, out.splitlines())) <= 120
+    headers, *rows = _table(out)
+    assert all(any(column) for column in zip(*rows, strict=True)), headers
 
 
 def test_published_network_is_shown_with_origin_and_license(capsys: pytest.CaptureFixture[str]) -> None:
@@ -41,9 +61,9 @@ def test_weights_without_recipe_are_shown_and_not_trained(capsys: pytest.Capture
     shown = json.loads(capsys.readouterr().out)["published"]
     assert (shown["batch"], len(shown["sha256"]), shown["license"]) == (None, 64, "BSD-3-Clause")
     assert "drive_id" not in shown
-    assert main(["list", "revbifpn_s3*"]) == 0
-    row = _cells(next(line for line in capsys.readouterr().out.splitlines() if "revbifpn_s3_imagenet" in line))
-    assert row[4:] == ["", "", "", "81.10", "", "", ""]
+    assert main(["list", "--pretrained", "revbifpn_s3*"]) == 0
+    headers, row = _table(capsys.readouterr().out)
+    assert (headers[2:], row[0], row[2:]) == (["288"], "revbifpn_s3_imagenet", ["81.10"])
     assert main(["train", "revbifpn_s3_imagenet", str(tmp_path), "--log-dir", str(tmp_path), "--epochs", "1"]) == 2
     assert "optimizer: the published weights of revbifpn_s3" in capsys.readouterr().err
     train = partial(zoo.train, "revbifpn_s3", tmp_path, experiment="revbifpn_s3_imagenet", log_dir=tmp_path)

@@ -1,4 +1,4 @@
-"""``zoo list``: a table of the networks, their sizes and their published scores."""
+"""``zoo list``: a table of the networks and their sizes, or of the published weights and their scores."""
 
 from __future__ import annotations
 
@@ -14,16 +14,24 @@ PROTOCOL_TITLES = {
     **{f"center{side}": str(side) for side in (256, 288, 320, 352)},
     "whole-flip": "mIoU",
 }
+SIZES_NOTE = (
+    "zoo list --pretrained prints the published weights and their scores, and zoo show NAME all facts of a network.\n"
+    "torchvision:NAME and timm:NAME are networks of these packages, as in zoo train torchvision:resnet18 DATA."
+)
+SCORES_NOTE = (
+    "Published scores in percent: top-1 on ImageNet by size of the images, or mIoU on whole images and their mirror\n"
+    "images. zoo show NAME prints all scores."
+)
 
 
 @dataclass(frozen=True, kw_only=True)
 class List(Command):
-    """Print a table of the networks and their published scores."""
+    """Print a table of the networks, or of the published weights and their scores."""
 
     patterns: tuple[str, ...] = argument("PATTERN", default=("*",))
     """Only networks whose name matches this shell-style pattern ('resnext*') or contains this text (default: all)."""
     pretrained: bool = False
-    """Only networks with published weights."""
+    """Only published weights, with their scores."""
     json: bool = False
     """Print JSON instead of a table."""
 
@@ -43,23 +51,10 @@ class List(Command):
         if self.json:
             print(json.dumps(entries, indent=2))
             return 0
-        headers = ["name", "parameters, M", "norms", "channels of the stages", *PROTOCOL_TITLES.values()]
-        rows = [
-            [
-                entry["name"],
-                entry["parameters"] / 1e6,
-                entry["norms"],
-                " ".join(map(str, entry["channels"])),
-                *(_score_cell(entry["scores"].get(protocol)) for protocol in PROTOCOL_TITLES),
-            ]
-            for entry in entries
-        ]
-        print(markdown_table(headers, rows))
-        print(
-            "Scores: top-1 / top-5 in percent on ImageNet, or mIoU on whole images and their mirror images, as "
-            "published with the weights; zoo show NAME prints more.\n"
-            "torchvision:NAME and timm:NAME are networks of these packages, as in zoo train torchvision:resnet18 DATA."
-        )
+        rows = [(_scores if self.pretrained else _sizes)(entry) for entry in entries]
+        headers = [title for title in rows[0] if any(row[title] not in (None, "") for row in rows)]
+        print(markdown_table(headers, [[row[title] for title in headers] for row in rows]))
+        print(SCORES_NOTE if self.pretrained else SIZES_NOTE)
         return 0
 
 
@@ -105,5 +100,18 @@ def sizes_of(name: str) -> dict[str, Any]:
     return measure_sizes(name)
 
 
-def _score_cell(score: dict[str, float] | None) -> str:
-    return " / ".join(f"{value:.2f}" for value in score.values()) if score else ""
+def _sizes(entry: dict[str, Any]) -> dict[str, Any]:
+    """Return the cells of a network by column title."""
+    channels = " ".join(map(str, entry["channels"]))
+    return {**_name_and_parameters(entry), "norms": entry["norms"], "channels of the stages": channels}
+
+
+def _scores(entry: dict[str, Any]) -> dict[str, Any]:
+    """Return the cells of published weights by column title: the first score of each protocol."""
+    scores = entry["scores"]
+    of_protocols = {title: next(iter(scores.get(key, {}).values()), None) for key, title in PROTOCOL_TITLES.items()}
+    return {**_name_and_parameters(entry), **of_protocols}
+
+
+def _name_and_parameters(entry: dict[str, Any]) -> dict[str, Any]:
+    return {"name": entry["name"], "parameters, M": entry["parameters"] / 1e6}
