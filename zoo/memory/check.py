@@ -49,7 +49,8 @@ class Check:
     """Result of `check`; its string has at most eleven lines.
 
     Args:
-    - `same`: whether all compared values equal those of plain training bit for bit; None if plain training is not deterministic.
+    - `same`: whether all compared values are bit-identical to plain training; None if plain training is not
+      deterministic.
     - `values`: number of compared values.
     - `difference`: the first value that differs between plain training and the variant or, if `same` is None, between
       two runs of plain training.
