@@ -8,7 +8,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from zoo.errors import ConfigError
 from zoo.memory.allocations import count_memory
 from zoo.memory.block_checkpointing import checkpoint_blocks, checkpoint_blocks_selectively
 
@@ -55,8 +54,3 @@ def test_results_equal_plain_training_with_fewer_bytes_held(change) -> None:
     images = torch.randn(2, 3, 16, 16)
     held = [count_memory(lambda m=m: m(images).sum(), m.parameters()).held for m in (changed, plain)]
     assert held[0] < 0.7 * held[1]
-
-
-def test_network_without_blocks_raises() -> None:
-    with pytest.raises(ConfigError, match="no sequence of modules of the same class"):
-        checkpoint_blocks(nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU()))

@@ -13,8 +13,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import zoo
+from tests.refusals import refused
 from tests.remat.programs import Block, Checkpointed, Scalar, images, network, peak
-from zoo.errors import ConfigError
 from zoo.memory.allocations import measure_memory
 from zoo.remat.lean import is_lean, lean
 from zoo.torch_internals.dispatch import top_saved_tensors_hooks
@@ -327,11 +327,6 @@ def test_inputs_are_given_by_name_and_loss_of_labels_is_counted() -> None:
     assert zoo.memory_report(WithLoss(), x, None, 0.5).plain == 2 * scores_bytes - scores_bytes
 
 
-def test_input_named_like_option_raises() -> None:
-    with pytest.raises(TypeError, match=r"budget is both .* an input of WithLoss\.forward: pass the input by position"):
-        zoo.memory_report(WithLoss(), torch.randn(2, 64), budget=0.5)
-
-
 def test_dict_counts_as_one_input() -> None:
     class OfDict(nn.Linear):
         def forward(self, batch: dict[str, Tensor]) -> Tensor:
@@ -339,8 +334,6 @@ def test_dict_counts_as_one_input() -> None:
 
     x = torch.randn(128, 64)
     assert zoo.memory_report(OfDict(64, 32), {"x": x}).plain == 4 * 128 * 32
-    with pytest.raises(TypeError, match=r"pass its items \(pixel_values\) to WithLoss as .*\(model, \*\*batch\)"):
-        zoo.memory_report(WithLoss(), {"pixel_values": x})
     with pytest.raises(KeyError):
         zoo.memory_report(OfDict(64, 32), {"y": x})
 
@@ -383,18 +376,6 @@ class WithoutObject(nn.Module):
         return self.model(batch)
 
 
-def test_input_without_copies_raises() -> None:
-    with pytest.raises(ConfigError, match=r"an input cannot be copied: .*; support copy\.deepcopy"):
-        zoo.memory_report(nn.Linear(4, 4), (each for each in range(3)))
-
-
-@pytest.mark.parametrize("is_network", [True, False])
-def test_network_and_input_on_different_devices_raise(is_network: bool) -> None:
-    model, x = network(), images()
-    with pytest.raises(ConfigError, match=r"memory_report: the network is on \w+, an input on \w+; move both"):
-        zoo.memory_report(model.to("meta"), x) if is_network else zoo.memory_report(model, x.to("meta"))
-
-
 def test_all_inputs_are_passed_to_network_and_not_counted() -> None:
     class Detector(nn.Conv2d):
         """A network with the inputs of torchvision's detectors: a list of images and a list of targets."""
@@ -411,10 +392,8 @@ def test_all_inputs_are_passed_to_network_and_not_counted() -> None:
 
 @pytest.mark.parametrize("given", ["resnet18", nn.Conv2d, [nn.ReLU()], None])
 def test_non_module_raises_with_type(given: object) -> None:
-    with pytest.raises(TypeError, match=r"torch\.nn\.Module") as error:
-        zoo.memory_report(given, torch.zeros(1))
-    assert repr(given)[:20] in str(error.value)
-    assert ("zoo.get" in str(error.value)) == (given == "resnet18")
+    message = refused(TypeError, lambda: zoo.memory_report(given, torch.zeros(1)), "torch.nn.Module", repr(given)[:20])
+    assert ("zoo.get" in message) == (given == "resnet18")
 
 
 def test_report_of_network_without_saved_tensors_is_named() -> None:

@@ -25,7 +25,6 @@ from torch.nn.utils import parametrizations, parametrize
 import zoo
 from tests.remat.programs import are_equal
 from tests.step import step
-from zoo.errors import ConfigError
 from zoo.ops.recomputation import restore_buffers
 from zoo.remat.lean import lean
 
@@ -470,36 +469,6 @@ def test_lean_continues_history_of_user() -> None:
         return [each.grad for each in model.parameters()]
 
     assert are_equal(run("3GB"), run(None))
-
-
-class Undivided:
-    """An object without copies."""
-
-    def __deepcopy__(self, memo: Any) -> Any:
-        raise TypeError("one of a kind")
-
-
-@pytest.mark.parametrize(
-    ("keep", "match"),
-    [
-        (lambda model: model(batch()), r"keeps the results of operations in state; detach them"),
-        (
-            lambda model: setattr(model.out, "found", [batch().requires_grad_() * 2]),
-            "results of operations in out.found",
-        ),
-        (
-            lambda model: setattr(model, "owner", Undivided()),
-            r"cannot be copied: one of a kind; support copy\.deepcopy",
-        ),
-    ],
-    ids=["history", "history in a list", "object without copies"],
-)
-@pytest.mark.parametrize("use", [zoo.memory_report, zoo.check])
-def test_network_without_copies_raises(keep: Callable[[nn.Module], Any], match: str, use: Callable[..., Any]) -> None:
-    model = Potential()
-    keep(model)
-    with pytest.raises(ConfigError, match=match):
-        use(model, batch())
 
 
 NORMS: dict[str, Callable[[nn.Module], nn.Module]] = {
