@@ -14,6 +14,7 @@ from torch.nn import functional as F
 import zoo
 from tests.dist.spawn import run_distributed
 from tests.engine.tiny import make_config, this_process
+from tests.refusals import refused
 from zoo.engine.digest import digest, state_tensors
 from zoo.engine.process import Process
 from zoo.engine.state import TrainState, broadcast_buffers, build_state, load_shared_state, shared_state
@@ -90,12 +91,14 @@ def test_released_gradients_of_several_processes_are_refused() -> None:
 
 
 def _refuse_release() -> None:
-    with pytest.raises(ConfigError, match=r"2 processes"):
-        _state(release_gradients=True)
+    refused(ConfigError, lambda: _state(release_gradients=True), "2 processes")
     model = _net()
     wrapped = nn.parallel.DistributedDataParallel(model)
-    with pytest.raises(ConfigError, match=r"DistributedDataParallel"):
-        zoo.release_gradients(wrapped, torch.optim.SGD(model.parameters(), lr=0.1))
+    refused(
+        ConfigError,
+        lambda: zoo.release_gradients(wrapped, torch.optim.SGD(model.parameters(), lr=0.1)),
+        "DistributedDataParallel",
+    )
 
 
 def test_meter_receives_every_micro_batch_with_its_step() -> None:

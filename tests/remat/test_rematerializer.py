@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from tests.refusals import refused
 from tests.remat.hunt.operations import Saves
 from tests.remat.programs import FrozenBody, are_equal, assert_same, bytes_held, gradients, images, network
 from tests.torch_internals.test_dispatch import Watch
@@ -216,8 +217,7 @@ def test_input_overwritten_before_backward_raises() -> None:
     with Rematerializer(smallest_bytes=0):
         out = (weight * x + weight * (x + 1).sigmoid()).sum()  # x is kept, so that the second product keeps a recipe
     x.add_(1)
-    with pytest.raises(RecipeError, match=r"\(8, 8\).*modified in place.*version 1, not 0"):
-        out.backward()
+    refused(RecipeError, out.backward, "(8, 8)", "version 1, not 0")
 
 
 def test_recipe_detects_overwritten_parameter() -> None:
@@ -230,8 +230,7 @@ def test_recipe_detects_overwritten_parameter() -> None:
     assert of_norm == [0]
     with torch.no_grad():
         norm.weight.mul_(2)
-    with pytest.raises(RuntimeError, match="modified"):
-        out.sum().backward()
+    refused(RuntimeError, out.sum().backward, "modified")
 
 
 @pytest.mark.parametrize("kind", [nn.Parameter, torch.clone], ids=["parameter", "buffer"])

@@ -61,9 +61,7 @@ def test_file_of_another_server_is_verified_by_its_sha256(monkeypatch: pytest.Mo
     monkeypatch.delenv("ZOO_WEIGHTS_URL")
     monkeypatch.setattr("gdown.download", deliver)
     expected = "a9ee012a2670003ea18deca1afaed7c1323ffaafc83b0a30874d262bf2403cfa"
-    message = f"300,004 bytes were received, but the sha256 is {found}, not {expected}; .*open {entry_of(name).page} in"
-    with pytest.raises(WeightsError, match=message):
-        fetch_weights(name)
+    refused(WeightsError, lambda: fetch_weights(name), "300,004 bytes", found, expected, entry_of(name).page)
     monkeypatch.setattr(published()[name], "digest", Digest("sha256", found))
     assert fetch_weights(name).read_bytes() == CONTENT
 
@@ -100,16 +98,15 @@ def test_offline_uses_cache_and_sends_no_request(server: Server, monkeypatch: py
 
 
 @pytest.mark.parametrize(
-    ("name", "message"),
+    ("name", "names"),
     [
-        ("resnet34_ipabn_lr_512", "called 'resnet34_ipabn_lr_512'; the nearest names are resnet34_"),
-        ("resnext101", "is an architecture; name its published weights: resnext101_stdbn_lr_256, resnext101_ipabn"),
-        ("../resnet34", "no published weights are called"),
+        ("resnet34_ipabn_lr_512", ["'resnet34_ipabn_lr_512'; ", " resnet34_"]),
+        ("resnext101", ["architecture", "resnext101_stdbn_lr_256, resnext101_ipabn"]),
+        ("../resnet34", ["'../resnet34'"]),
     ],
 )
-def test_unknown_names_raise_with_the_nearest(name: str, message: str, server: Server) -> None:
-    with pytest.raises(ConfigError, match=message):
-        fetch_weights(name)
+def test_unknown_names_raise_with_the_nearest(name: str, names: list[str], server: Server) -> None:
+    refused(ConfigError, lambda: fetch_weights(name), *names)
     assert server.requests == []
 
 
@@ -158,10 +155,11 @@ def test_full_disk_raises_and_leaves_no_partial_file(cache: Path) -> None:
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, limits[1]))  # without root there is no smaller disk
     try:
-        with pytest.raises(WeightsError, match=r"cannot be written .*free space or set ZOO_CACHE") as caught:
+        with pytest.raises(WeightsError) as caught:
             fetch_weights(NAME)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert "ZOO_CACHE" in str(caught.value)
     assert isinstance(caught.value.__cause__, OSError)
     assert caught.value.__cause__.errno in (errno.EFBIG, errno.ENOSPC)
     assert [path.name for path in cache.iterdir()] == [f"{NAME}.pth.tar.lock"]
