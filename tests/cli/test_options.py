@@ -7,13 +7,15 @@ from __future__ import annotations
 
 import argparse
 import json
+import shlex
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from zoo.cli import build_parser, main
+from zoo.cli import COMMANDS, build_parser, main
+from zoo.cli.lean import split_arguments
 from zoo.errors import DataError
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "cli_options.json"
@@ -57,6 +59,27 @@ def _text(action: argparse.Action) -> str:
 
 def test_commands_and_options_match_golden_file() -> None:
     assert _options() == json.loads(GOLDEN.read_text()), "if the change is wanted: python -m tests.golden"
+
+
+def test_help_begins_with_commands_for_newcomers_and_keeps_its_columns(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    assert list(COMMANDS)[:2] == ["quickstart", "doctor"]
+    parsers = {"": build_parser(), **{name: _commands()[name] for name in ("data", "reproduce", "benchmark")}}
+    for name, parser in parsers.items():
+        assert parser.description, name
+        lines = parser.format_help().splitlines()
+        for command in _commands_of(parser):
+            assert [line for line in lines if line.startswith(f"    {command} ")] or " " in command, command
+
+
+def test_example_of_each_command_is_accepted_by_it() -> None:
+    for name, parser in _commands().items():
+        if parser.get_default("command") is None:
+            continue  # a group of commands
+        example = parser.get_default("command").example
+        assert example in " ".join(parser.format_help().split())
+        words, _ = split_arguments(shlex.split(example)[1:]) if name == "lean" else (shlex.split(example)[1:], ())
+        assert build_parser().parse_args(words).parser.prog == f"zoo {name}"
 
 
 def test_help_and_usage_errors_need_no_import_of_torch() -> None:

@@ -42,6 +42,8 @@ USAGE: list[tuple[str, list[str]]] = [
     ("benchmark layer --shapes 2", ["--shapes"]),
     ("benchmark layer --rounds 0", ["--rounds"]),
     ("benchmark model resnet18 --budgets 2", ["--budgets"]),
+    ("benchmark model resnet18 --budgets", ["--budgets"]),
+    ("benchmark lean --budgets --compiled-budgets 0.4", ["--budgets"]),
 ]
 #: Other commands. CONFIG, DATA, LOG and CHECKPOINT are of a finished run; OUT must not exist afterwards.
 WRONG: list[tuple[str, list[str]]] = [

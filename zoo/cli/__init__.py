@@ -45,6 +45,8 @@ from zoo.files import version
 from zoo.run.console import environment_rank, set_up_console
 
 COMMANDS: Mapping[str, type[Command] | Group] = {
+    "quickstart": Quickstart,
+    "doctor": Doctor,
     "list": List,
     "show": Show,
     "settings": Settings,
@@ -60,9 +62,22 @@ COMMANDS: Mapping[str, type[Command] | Group] = {
     "segment": Segment,
     "reproduce": REPRODUCE,
     "benchmark": BENCHMARK,
-    "quickstart": Quickstart,
-    "doctor": Doctor,
 }
+
+
+class HelpFormatter(argparse.HelpFormatter):
+    """Prints the help of a subcommand on the line of its name.
+
+    argparse before Python 3.13 leaves the indentation of subcommands out of the width of the first column, and puts the
+    help of the longest names on lines of their own.
+    """
+
+    def add_argument(self, action: argparse.Action) -> None:
+        """Add the help of an argument."""
+        super().add_argument(action)
+        if isinstance(action, argparse._SubParsersAction):
+            width = self._current_indent + self._indent_increment + max(map(len, action.choices))
+            self._action_max_length = max(self._action_max_length, width)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -109,13 +124,17 @@ def _arguments(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> l
 def build_parser() -> argparse.ArgumentParser:
     """Return the parser of all commands."""
     parser = argparse.ArgumentParser(
-        prog="zoo", description="Train, score and convert networks that classify or segment images."
+        prog="zoo",
+        description="Train, score and convert networks that classify or segment images.",
+        formatter_class=HelpFormatter,
     )
     parser.add_argument("--version", action="version", version=f"zoo {version()}", help="Print the version and exit")
     commands = parser.add_subparsers(metavar="COMMAND")
     for name, command in COMMANDS.items():
         if isinstance(command, Group):
-            group = commands.add_parser(name, help=command.summary)
+            group = commands.add_parser(
+                name, help=command.summary, description=f"{command.summary}.", formatter_class=HelpFormatter
+            )
             kinds = group.add_subparsers(metavar="KIND", required=True, help="See KIND --help")
             for kind, command_of_kind in command.kinds.items():
                 _add_command(kinds, kind, command_of_kind)
@@ -126,7 +145,8 @@ def build_parser() -> argparse.ArgumentParser:
 
 def _add_command(commands: argparse._SubParsersAction[Any], name: str, command: type[Command]) -> None:
     summary, description = _descriptions(command)
-    add_options(commands.add_parser(name, help=summary, description=description), command)
+    epilog = f"example: {command.example}".replace("%", "%%")
+    add_options(commands.add_parser(name, help=summary, description=description, epilog=epilog), command)
 
 
 def _descriptions(command: type[Command]) -> tuple[str, str]:

@@ -113,6 +113,7 @@ class BenchmarkLayer(Benchmark):
     """Measure one norm with its activation, forward and backward, with every back end."""
 
     kind = "layer"
+    example = "zoo benchmark layer --shapes 32x64x56x56"
     shapes: tuple[Annotated[tuple[int, ...], _shape], ...] | None = option(metavar="NxCxHxW")
     """Input shapes (default: shapes in a ResNet, and small shapes)."""
     dtypes: tuple[Literal["float32", "bfloat16", "float16"], ...] = ("float32", "bfloat16")
@@ -133,6 +134,7 @@ class BenchmarkModel(Benchmark):
     """Measure step time and memory of networks with each norm or memory strategy."""
 
     kind = "model"
+    example = "zoo benchmark model resnet50 --batch 8"
     networks: tuple[str, ...] = argument("NETWORK")
     """Architectures such as resnet50, and networks of other packages such as timm:resnet50."""
     strategies: tuple[str, ...] = ("iABN plain", "iABN")
@@ -145,7 +147,7 @@ class BenchmarkModel(Benchmark):
     """Images per step."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Number format; bfloat16 is autocast."""
-    budgets: Budgets = option(default=(0.2, 0.4, 0.6, 0.8, 1.0), nargs="*")
+    budgets: Budgets = (0.2, 0.4, 0.6, 0.8, 1.0)
     """Activation memory budgets of torch.compile, from 0 to 1."""
     size: Positive = option(default=224, metavar="PX")
     """Image size."""
@@ -191,6 +193,7 @@ class BenchmarkLean(Benchmark):
     """
 
     kind = "lean"
+    example = "zoo benchmark lean --models timm:resnet50"
     models: tuple[str, ...] = ("torchvision:resnet50",)
     """Architectures of zoo, and names or shell-style patterns of other packages, such as timm:resnet50 and
     'torchvision:*'."""
@@ -202,10 +205,10 @@ class BenchmarkLean(Benchmark):
     """Image size, for networks that accept any size."""
     max_memory: str | None = option(metavar="SIZE")
     """Skip networks whose plain training is predicted to need more, such as 4GiB."""
-    budgets: Budgets = option(default=(), nargs="*")
+    budgets: Budgets = ()
     """Also measure zoo.lean within these fractions of what plain training saves, such as 0.4, and checkpoints of the
     network's blocks."""
-    compiled_budgets: Budgets = option(default=(), nargs="*")
+    compiled_budgets: Budgets = ()
     """Also measure Inductor with these activation memory budgets, from 0 to 1, of torch and of the lean rule. Each
     compilation takes up to a minute."""
     rounds: WholeNumber = 7
@@ -248,6 +251,7 @@ class BenchmarkStep(Benchmark):
     """
 
     kind = "step"
+    example = "zoo benchmark step --shapes 2x128"
     models: tuple[str, ...] = ("torchvision:resnet50",)
     """Architectures of zoo, and networks of other packages such as timm:resnet50."""
     shapes: tuple[Annotated[tuple[int, int], _batch_and_size], ...] = option(default=((2, 128), (8, 224)), nargs="*",
@@ -283,6 +287,7 @@ class BenchmarkGrid(Benchmark):
     """Measure the effect of grid_bits on reversible networks, and plot the reconstruction error over depth."""
 
     kind = "grid"
+    example = "zoo benchmark grid revnet38_cifar"
     networks: tuple[str, ...] = argument("NETWORK")
     """Architectures such as revnet38_cifar."""
     bits: tuple[WholeNumber, ...] = (10, 12, 14, 16)
@@ -317,6 +322,7 @@ class BenchmarkDepth(Benchmark):
     """
 
     kind = "depth"
+    example = "zoo benchmark depth --depths 6 12"
     device: Literal["cpu"] = "cpu"
     """Device."""
     depths: tuple[Positive, ...] = (6, 12, 24, 48)
@@ -338,6 +344,7 @@ class BenchmarkLoaders(Benchmark):
     """
 
     kind = "loaders"
+    example = "zoo benchmark loaders DATA --loaders torchvision"
     data: Path = argument("DATA")
     """Data set with JPEG files in DATA/train."""
     device: Literal["cpu"] = "cpu"

@@ -42,6 +42,7 @@ RESTRICTED_OPTIONS = dict.fromkeys(option for kind in CONVERSIONS.values() for o
 class Convert(Command):
     """Convert weights to another variant of their network, and report how exact the result is."""
 
+    example = "zoo convert export runs/mine/model_best.pth.tar mine.safetensors"
     kind: str = argument(
         "KIND",
         choices=tuple(CONVERSIONS),

@@ -24,6 +24,7 @@ from zoo.tables import counted
 class DataCheck(Command):
     """Read every image and label map of DATA, and print all unreadable files."""
 
+    example = "zoo data check resnet18 DATA"
     config: str = argument("CONFIG")
     """Experiment or architecture to train, as for zoo train."""
     data: DataFolder = argument("DATA")
@@ -63,6 +64,7 @@ class DataCheck(Command):
 class DataShard(Command):
     """Write the images of class folders into tar shards in webdataset's layout, byte for byte."""
 
+    example = "zoo data shard DATA DATA-shards"
     data: DataFolder = argument("DATA")
     """Folder with class folders in train/ and val/, or in one of them."""
     out: Path = argument("OUT")

@@ -14,6 +14,7 @@ from zoo.tables import counted
 class Doctor(Command):
     """Print versions, devices, back ends and caches."""
 
+    example = "zoo doctor"
     def run(self) -> int:
         from zoo.ops import backend
 

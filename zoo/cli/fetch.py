@@ -11,6 +11,7 @@ from zoo.cli.options import Command, argument
 class Fetch(Command):
     """Download published weights into the cache and verify them."""
 
+    example = "zoo fetch resnet50_ipabn-sync_lr_512"
     names: tuple[str, ...] = argument("NAME")
     """Published weights (zoo list --pretrained); 'all' downloads all of them."""
 

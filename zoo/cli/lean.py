@@ -18,6 +18,7 @@ class Lean(Command):
     the script. At the end, or at Ctrl-C, a table shows what each network saves, lean and plain.
     """
 
+    example = "zoo lean --budget 8GB train.py --epochs 3"
     script: str | None = argument("SCRIPT", None)
     """Python file to run."""
     module: str | None = option("-m", metavar="MODULE")

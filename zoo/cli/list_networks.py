@@ -28,6 +28,7 @@ SCORES_NOTE = (
 class List(Command):
     """Print a table of the networks, or of the published weights and their scores."""
 
+    example = "zoo list 'resnext*'"
     patterns: tuple[str, ...] = argument("PATTERN", default=("*",))
     """Only networks whose name matches this shell-style pattern ('resnext*') or contains this text (default: all)."""
     pretrained: bool = False

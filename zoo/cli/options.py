@@ -86,9 +86,11 @@ class Command:
     - `command_line`: the command line of this run, recorded in the files that it writes.
 
     ``owns_console`` tells whether zoo's log records and errors are printed; otherwise the console belongs to a script.
+    ``example`` is a command line that the help text ends with.
     """
 
     owns_console: ClassVar[bool] = True
+    example: ClassVar[str]
 
     command_line: str = field(default="", metadata={"hidden": True})
 

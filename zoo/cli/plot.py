@@ -12,6 +12,7 @@ from zoo.cli.options import Command, argument, check_writable, option
 class Plot(Command):
     """Draw losses and scores of training runs over epochs."""
 
+    example = "zoo plot runs/mine -o curves.pdf"
     runs: tuple[Path, ...] = argument("RUN")
     """Log folders of zoo train; running runs have curves, too."""
     output: Path = option("-o", default=Path("curves.png"))

@@ -26,6 +26,7 @@ class Predict(Command):
     If an image is unreadable, names it, continues with the others, and exits with code 2.
     """
 
+    example = "zoo predict runs/mine/model_best.pth.tar cat.jpg"
     name: str = argument("NAME")
     """Network (zoo list), experiment, experiment file, checkpoint of zoo train, or hf-hub:OWNER/NAME."""
     images: tuple[Path, ...] = argument("IMAGE")

@@ -16,6 +16,7 @@ class Push(Command):
     README.md. zoo.get("hf-hub:OWNER/NAME") loads it. Log in first with hf auth login, or set HF_TOKEN.
     """
 
+    example = "zoo push resnet18 runs/mine/model_best.pth.tar OWNER/NAME"
     name: str = argument("NAME")
     """Network (zoo list), experiment, experiment file, or checkpoint of zoo train."""
     weights: Path = argument("FILE")

@@ -24,6 +24,7 @@ LOG_DIRS = {"classification": Path("runs/quickstart"), "segmentation": Path("run
 class Quickstart(Command):
     """Train and score a small network on bundled images."""
 
+    example = "zoo quickstart"
     task: Literal["classification", "segmentation"] = "classification"
     """Classify images of garments, or segment scenes of them."""
     log_dir: Path | None = option(metavar="DIR")

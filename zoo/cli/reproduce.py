@@ -24,6 +24,7 @@ from zoo.tasks.protocols import PROTOCOLS
 class ReproduceAll(Command):
     """Measure every published number of the three papers, in about an hour on one CPU core."""
 
+    example = "zoo reproduce all"
     papers: ClassVar[tuple[str, ...]] = ("inplace_abn", "revnet", "revnext")
     only: tuple[str, ...] = option(default=(), metavar="ITEM")
     """Measure only these items, such as "Table 1" or table1 (default: all tables, figures and sections)."""
@@ -61,6 +62,7 @@ class ReproduceInPlaceABN(ReproduceAll):
     """Measure the numbers of the InPlace-ABN paper, in about 10 minutes on one CPU core."""
 
     papers = ("inplace_abn",)
+    example = "zoo reproduce inplace_abn"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,6 +70,7 @@ class ReproduceRevNet(ReproduceAll):
     """Measure the numbers of the RevNet paper, in a few minutes on one CPU core."""
 
     papers = ("revnet",)
+    example = 'zoo reproduce revnet --only "Table 1"'
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,6 +78,7 @@ class ReproduceRevNeXt(ReproduceAll):
     """Measure the numbers of the RevNeXt paper, in about an hour on one CPU core."""
 
     papers = ("revnext",)
+    example = "zoo reproduce revnext --no-plot"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,6 +88,7 @@ class ReproduceImageNet(Command, DataOptions):
     Exit code: 0 if everything was measured, 2 if something is missing, 3 if a score is off by more than 0.1 points.
     """
 
+    example = "zoo reproduce imagenet --data IMAGENET --limit 1000"
     data: Path | None = option(metavar="DIR")
     """The ImageNet validation set, 50,000 images, as val/ with its 1000 class folders."""
     models: tuple[str, ...] = ("*",)

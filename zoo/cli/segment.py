@@ -23,6 +23,7 @@ class Segment(Command):
     exits with code 2.
     """
 
+    example = "zoo segment runs/mine/model_best.pth.tar images segmented --output overlay"
     name: str = argument("NAME")
     """Deeplab network (zoo list), experiment, experiment file, checkpoint of zoo train, or hf-hub:OWNER/NAME."""
     source: Path = argument("IN")

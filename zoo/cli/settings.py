@@ -17,6 +17,7 @@ INDENT = " " * 6
 class Settings(Command):
     """Print the settings of experiment files: type, default, bounds and meaning."""
 
+    example = "zoo settings schedule"
     pattern: str = argument("PATTERN", default="*")
     """Only settings whose name contains this text or matches this shell-style pattern, such as 'schedule' or
     'input.*_val' (default: all)."""

@@ -24,6 +24,7 @@ MAX_COMPARED = 20  # differing tensors that are printed
 class Show(Command):
     """Print the facts of a network or weights file, or the settings of an experiment."""
 
+    example = "zoo show resnet50"
     name: str = argument("NAME")
     """Architecture, published network, PACKAGE:NAME of another package, bundled experiment (with .json if a network
     has the same name), experiment file, checkpoint, weights file, or hf-hub:OWNER/NAME."""

@@ -42,6 +42,7 @@ def parse_setting(text: str) -> tuple[str, Any]:
 class Train(Command, ProcessOptions):
     """Train an experiment on DATA/train and validate on DATA/val."""
 
+    example = "zoo train resnet18 DATA --log-dir runs/mine"
     config: str = argument("CONFIG")
     """Bundled experiment, experiment file, or architecture (also timm:NAME and torchvision:NAME). An architecture is
     trained with default settings and the number of classes of DATA."""

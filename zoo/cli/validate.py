@@ -83,6 +83,7 @@ class ScoreOptions(DataOptions, ProcessOptions):
 class Validate(Command, ScoreOptions):
     """Score weights on DATA/val."""
 
+    example = "zoo validate runs/mine/model_best.pth.tar DATA"
     name: str = argument("NAME")
     """Network (zoo list), experiment, experiment file, checkpoint of zoo train, or hf-hub:OWNER/NAME."""
     data: DataFolder = argument("DATA")
