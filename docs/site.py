@@ -102,12 +102,12 @@ def on_page_markdown(markdown: str, page: Any, files: Files, **_: Any) -> str:
 
 
 def title_of(page: str) -> str:
-    """Return the name of a page in its title and in links: its heading, or the name of its result file."""
-    if page.startswith("results/") and page != "results/README.md":
-        return posixpath.basename(page).removesuffix(".md")
+    """Return the name of a page in its title and in links: its heading, with the name of a result file."""
     path = REPOSITORY / REPOSITORY_PATHS.get(page, f"docs/{page}")
     text = notebook_page(path) if path.suffix == ".ipynb" else path.read_text(encoding="utf-8")
-    return re.search("^# (.+)$", text, re.MULTILINE)[1]  # type: ignore[index]
+    heading: str = re.search("^# (.+)$", text, re.MULTILINE)[1]  # type: ignore[index]
+    is_result = page.startswith("results/") and page != "results/README.md"
+    return f"{heading} ({path.stem})" if is_result else heading
 
 
 class ListsAfterText(griffe.Extension):

@@ -61,6 +61,15 @@ def values_of(results: Results, metric: str) -> dict[str, float]:
     return {record["provider"]: record["median"] for record in results.records if record["metric"] == metric}
 
 
+def test_table_has_words_for_yes_and_no(tmp_path: Path) -> None:
+    results = new_results()
+    for provider, value in (("lean", 1.0), ("other", 0.0)):
+        results.add(Case("net", (2, 3), "float32", "contiguous"), provider, "same bits", "1", [value])
+        results.add(Case("net", (2, 3), "float32", "contiguous"), provider, "ratio", "1", [value])
+    rows = [line.split("|")[-3:-1] for line in results.write(tmp_path / "x").splitlines() if line.startswith("| net")]
+    assert [[cell.strip() for cell in row] for row in rows] == [["yes", "1"], ["no", "0"]]
+
+
 def test_json_file_has_all_of_record_and_of_header(tmp_path: Path) -> None:
     results = new_results()
     results.add(Case("net", (2, 3), "float32", "contiguous"), "ours", "time", "ms", [1.0, 2.0, 4.0])

@@ -12,9 +12,11 @@ import pytest
 from tests.cli.conftest import SETTINGS, Run
 from tests.data.sample_labels import make_labeled
 from zoo.cli import main
+from zoo.cli.quickstart import DURATIONS
 from zoo.config.parse import experiments_dir
 from zoo.data.prepare.scenes import GARMENTS_DIR
 
+RESULTS = Path(__file__).parents[2] / "docs" / "results"
 pytestmark = pytest.mark.slow  # trains several times
 
 
@@ -64,6 +66,12 @@ def test_real_quickstart_reaches_its_score(
     assert float(row[3]) > 80
 
 
+def test_duration_of_segmentation_is_the_measured_one() -> None:
+    runs = json.loads((RESULTS / "quickstart_segmentation.json").read_text())["runs"]
+    assert [round(run["seconds"] / 30) / 2 for run in runs] == [2.5, 2.5, 2.5]
+    assert DURATIONS["segmentation"] == "about two and a half minutes"
+
+
 def test_segmentation_quickstart_explains_classes(
     finished: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -83,6 +91,7 @@ def test_segmentation_quickstart_explains_classes(
     assert main(["quickstart", "--task", "segmentation"]) == 0
 
     output = capsys.readouterr()
+    assert "training takes about two and a half minutes" in output.err
     assert output.err.index("training resnet18") < output.err.index("training deeplab_resnet18")
     assert "head and cls keep their initial values" in output.err  # the body is pretrained on garments
     assert "| mIoU % | pixel accuracy % |" in output.out

@@ -19,12 +19,22 @@ def test_page_preserves_text_around_scoreboard(tmp_path: Path) -> None:
     page = tmp_path / "README.md"
     written = page.read_text()
     assert summary(read_rows(tmp_path)) in written
-    page.write_text(written.replace("# Numbers", "# Old numbers").replace("\n<!-- /", "\nold\n<!-- /") + "\nBelow.\n")
+    heading, scoreboard = written.split("\n\n", 1)
+    assert heading.startswith("# ")
+    page.write_text(written.replace("\n<!-- /", "\nold\n<!-- /") + "\nBelow.\n")
     write_forms(tmp_path)
     assert page.read_text() == f"{written}\nBelow.\n"
     page.write_text("Above.\n")
     write_forms(tmp_path)
-    assert page.read_text().rstrip() == f"Above.\n{written}".rstrip()
+    assert page.read_text().rstrip() == f"Above.\n{scoreboard}".rstrip()
+
+
+@pytest.mark.parametrize(("measured", "has_section"), [(100, False), (200, True)])
+def test_section_of_what_is_off_has_content(measured: int, has_section: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    published = number("table5/two", 100, unit="MB", evidence="memory predicted")
+    publish(monkeypatch, published)
+    text = summary(list(rows(section(found(published, measured, spread=None))).values()))
+    assert ("## What is off" in text) == has_section
 
 
 def test_item_with_plot_links_it(monkeypatch: pytest.MonkeyPatch) -> None:

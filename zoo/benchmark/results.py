@@ -20,6 +20,18 @@ SPREAD = "interquartile range"
 # Entries of the environment outside "versions" in the header; "threads" is among the settings.
 MACHINE_KEYS = ("device", "cpu", "platform")
 TOP_KEYS = ("commit", "date")
+TITLES = {  # of the Markdown page, by benchmark
+    "depth": "Memory of vision transformers over depth",
+    "grid": "Reversible networks with and without a grid",
+    "layer": "Norms with their activations",
+    "lean": "Lean and plain training",
+    "libraries": "Lean training with other libraries",
+    "loaders": "Throughput of training loaders",
+    "model": "Networks with each norm and memory strategy",
+    "pareto": "Memory against time of networks",
+    "step": "Whole training steps",
+}
+YES_OR_NO = ("trains", "same bits")  # metrics that are 1 or 0
 CASE_KEYS = ("subject", "shape", "dtype", "layout", "provider")  # keys that are equal within a row of a table
 
 
@@ -114,19 +126,24 @@ def median_and_spread(values: Sequence[float]) -> tuple[float, float]:
 def markdown(content: dict[str, Any]) -> str:
     """Return the JSON ``content`` as Markdown: a header, and a table with a row per provider and a column per metric.
 
-    A cell is the median, followed by the spread in parentheses if there are several values.
+    A cell is the median, followed by the spread in parentheses if there are several values, or "yes" or "no".
     """
     rows: dict[tuple[str, ...], dict[tuple[str, str], Cell]] = {}
     for record in content["records"]:
         case = tuple("x".join(map(str, record[key])) if key == "shape" else record[key] for key in CASE_KEYS)
-        spread = "" if record["n"] == 1 else f" ({number_text(record['spread'])})"
-        rows.setdefault(case, {})[record["metric"], record["unit"]] = number_text(record["median"]) + spread
+        rows.setdefault(case, {})[record["metric"], record["unit"]] = _cell(record)
     metrics = dict.fromkeys(metric for cells in rows.values() for metric in cells)
     headers = [*CASE_KEYS, *(metric if unit == "1" else f"{metric}, {unit}" for metric, unit in metrics)]
     table = markdown_table(headers, [[*case, *map(cells.get, metrics)] for case, cells in rows.items()])
     versions = {**content["versions"], "commit": content["commit"], "date": content.get("date")}
     facts = {"machine": content["machine"], "versions": versions, "settings": content["settings"]}
     header = [f"command: `{content['command']}`", *(f"{key}: {key_value_text(facts[key])}" for key in facts)]
-    return markdown_page(
-        [f"# zoo benchmark {content['benchmark']}", markdown_list([*header, *content["notes"]]), table]
-    )
+    title = TITLES.get(content["benchmark"], f"zoo benchmark {content['benchmark']}")
+    return markdown_page([f"# {title}", markdown_list([*header, *content["notes"]]), table])
+
+
+def _cell(record: dict[str, Any]) -> str:
+    if record["metric"] in YES_OR_NO:
+        return "yes" if record["median"] else "no"
+    spread = "" if record["n"] == 1 else f" ({number_text(record['spread'])})"
+    return number_text(record["median"]) + spread

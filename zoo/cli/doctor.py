@@ -15,6 +15,7 @@ class Doctor(Command):
     """Print versions, devices, back ends and caches."""
 
     example = "zoo doctor"
+
     def run(self) -> int:
         from zoo.ops import backend
 

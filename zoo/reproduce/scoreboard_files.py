@@ -20,7 +20,7 @@ from zoo.tables import Cell, markdown_list, markdown_page, markdown_table
 PAGE, CSV = "README.md", "reproduction.csv"
 # Markers around the scoreboard on its page.
 BEGIN, END = "<!-- scoreboard -->\n", "<!-- /scoreboard -->"
-TITLE = "Published numbers"
+HEADING = "# Published numbers\n\n"  # of a new page
 SCOPE = (
     "A row stands for a number in a table, a figure or the text of a paper, or in its authors' public code, README or "
     "blog. For a curve, the rows cover its endpoints, its extremes, and any points in the authors' logs. "
@@ -56,7 +56,7 @@ def write_forms(folder: Path) -> list[str]:
     """
     rows = read_rows(folder)
     page = folder / PAGE
-    text = page.read_text(encoding="utf-8") if page.exists() else f"{BEGIN}{END}\n"
+    text = page.read_text(encoding="utf-8") if page.exists() else f"{HEADING}{BEGIN}{END}\n"
     before, _, rest = text.partition(BEGIN)
     write_text(page, before + BEGIN + summary(rows) + END + rest.partition(END)[2])
     write_text(folder / CSV, csv_text(rows))
@@ -105,14 +105,13 @@ def summary(rows: Sequence[Row]) -> str:
     headers, *lines = counts_by_evidence(rows)
     better = [row for row in rows if row.state == "better"]
     num_reproduced = sum(any(each.verdict.state == "reproduced" for each in row.comparisons) for row in better)
+    off = markdown_list(verdict_lines(rows)[1:])
     parts = [
-        f"# {TITLE}",
         f"{SCOPE} In {num_reproduced} of the {len(better)} rows that are better, the other measurement reproduces the "
         f"number. All rows, with the command that measures each: [{CSV}]({CSV}).",
         markdown_table([str(header) for header in headers], lines),
         markdown_list(f"**{state}**: {meaning}" for state, meaning in STATE_MEANINGS.items()),
-        "## What is off",
-        markdown_list(verdict_lines(rows)[1:]),
+        *(["## What is off", off] if off else []),
         "## Kinds of evidence and their tolerances",
         markdown_table(
             ["evidence", "tolerance and its reason", "n counts", "spread"],
