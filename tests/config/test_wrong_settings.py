@@ -15,6 +15,7 @@ import pytest
 import torch
 
 import zoo
+from tests.refusals import refused
 from zoo.cli import main
 from zoo.config.limits import MAX_CLASSES
 from zoo.config.parse import parse_experiment
@@ -234,9 +235,9 @@ def from_section(settings: dict[str, Any], folder: Path) -> str:
 
 def from_weights(settings: dict[str, Any], folder: Path) -> str:
     network = {key: value for key, value in (STORED | settings).items() if value != LACKS}
-    with pytest.raises(WeightsError, match=r"^w\.pth: ") as caught:
-        parse_description({"state_dict": {}, "network": network}, "w.pth")
-    return str(caught.value).removeprefix("w.pth: ")
+    message = refused(WeightsError, lambda: parse_description({"state_dict": {}, "network": network}, "w.pth"))
+    assert message.startswith("w.pth: ")
+    return message.removeprefix("w.pth: ")
 
 
 def from_get(settings: dict[str, Any], folder: Path) -> str:

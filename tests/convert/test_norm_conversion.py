@@ -76,12 +76,8 @@ def test_only_standard_norm_absorbs_relu():
     twin = convert_norm(copy.deepcopy(model), "standard")
     assert twin[1].activation == "relu"
     assert torch.allclose(twin(IMAGES), model(IMAGES), rtol=1e-10, atol=1e-12)
-    with pytest.raises(
-        ConversionError, match=r"1 \(BatchNorm2d\): its activation 2 \(ReLU\) has no in-place form"
-    ) as e:
-        convert_norm(model, "inplace")
-    assert 'relu="leaky_relu"' in str(e.value)
-    assert "converts the other norms; zoo.lean" in str(e.value)
+    names = ["1 (BatchNorm2d)", "2 (ReLU)", 'relu="leaky_relu"', "zoo.lean"]
+    refused(ConversionError, lambda: convert_norm(model, "inplace"), *names)
 
 
 def test_remedy_for_overwritten_output_names_modules_to_change():
@@ -90,27 +86,29 @@ def test_remedy_for_overwritten_output_names_modules_to_change():
 
 
 UNSAFE = {
-    "another reader of its input": (lambda m, y: m.act(m.bn(y)) + y, r"the output of 3\.conv, is also read by `"),
-    "a producer that keeps its output": (lambda m, y: m.act(m.bn(torch.sigmoid(y))), r"comes from `.*sigmoid\(y\)"),
-    "a view": (lambda m, y: m.act(m.bn(y[:, :, 1:])), r"comes from `.*y\[:, :, 1:\]"),
-    "an activation without in-place form": (lambda m, y: m.gelu(m.bn(y)), r"3\.gelu \(GELU\) has no in-place form"),
-    "a function without in-place form": (lambda m, y: F.gelu(m.bn(y)), r"its activation `.*F.gelu.*` in 3 has no in-p"),
-    "an output that is overwritten": (lambda m, y: m.act(m.bn(y)).add_(1), r"is overwritten by `.*add_\(1\)"),
-    "a flag without a name": (lambda m, y: F.threshold(m.bn(y), 0.1, 0, True), r"is overwritten by `.*threshold"),
-    "a view that is overwritten": (lambda m, y: m.act(m.bn(y))[:, 1:].flatten(1).mul_(2), r"is overwritten by `.*mul_"),
-    "the same tensor, overwritten": (lambda m, y: F.dropout(m.same(m.bn(y))).relu_(), r"is overwritten by `.*relu_"),
-    "two calls": (lambda m, y: m.bn(m.conv(m.bn(y)[:, :3])), r"calls it 2 times"),
-    "no call": (lambda m, y: y, r"calls it 0 times"),
+    "another reader of its input": (lambda m, y: m.act(m.bn(y)) + y, ("output of 3.conv", "is also read by `")),
+    "a producer that keeps its output": (lambda m, y: m.act(m.bn(torch.sigmoid(y))), ("comes from `", "sigmoid(y)")),
+    "a view": (lambda m, y: m.act(m.bn(y[:, :, 1:])), ("comes from `", "y[:, :, 1:]")),
+    "an activation without in-place form": (lambda m, y: m.gelu(m.bn(y)), ("3.gelu (GELU) has no",)),
+    "a function without in-place form": (lambda m, y: F.gelu(m.bn(y)), ("activation `", "F.gelu")),
+    "an output that is overwritten": (lambda m, y: m.act(m.bn(y)).add_(1), ("is overwritten by `", "add_(1)")),
+    "a flag without a name": (lambda m, y: F.threshold(m.bn(y), 0.1, 0, True), ("is overwritten by `", "threshold")),
+    "a view that is overwritten": (
+        lambda m, y: m.act(m.bn(y))[:, 1:].flatten(1).mul_(2),
+        ("is overwritten by `", "mul_"),
+    ),
+    "the same tensor, overwritten": (lambda m, y: F.dropout(m.same(m.bn(y))).relu_(), ("is overwritten by `", "relu_")),
+    "two calls": (lambda m, y: m.bn(m.conv(m.bn(y)[:, :3])), ("2 times",)),
+    "no call": (lambda m, y: y, ("0 times",)),
 }
 
 
 @pytest.mark.parametrize("case", UNSAFE)
 def test_unsafe_neighbors_are_named_and_nothing_is_converted(case):
-    rest, message = UNSAFE[case]
+    rest, names = UNSAFE[case]
     model = nn.Sequential(nn.Conv2d(3, 3, 1), nn.BatchNorm2d(3), nn.LeakyReLU(), Tail(rest))
     before = {key: value.clone() for key, value in model.state_dict().items()}
-    with pytest.raises(ConversionError, match=f"3.bn.*{message}"):
-        convert_norm(model, "inplace")
+    refused(ConversionError, lambda: convert_norm(model, "inplace"), "3.bn", *names)
     assert [type(part) for part in model.modules()].count(nn.BatchNorm2d) == 2
     assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
 
@@ -341,10 +339,7 @@ NOT_REWRITABLE = {
 @pytest.mark.parametrize("kind", NOT_REWRITABLE)
 def test_untraceable_forward_passes_are_not_rewritten(kind):
     model = nn.Sequential(nn.Conv2d(3, 4, 1), nn.BatchNorm2d(4), kind(nn.ReLU()).train())
-    with pytest.raises(
-        ConversionError, match=rf"2.bn1.*leaky_relu.*` in 2 is a function.*2 \({kind.__name__}\) cannot be "
-    ):
-        convert_norm(model, "inplace")
+    refused(ConversionError, lambda: convert_norm(model, "inplace"), "2.bn1", "leaky_relu", f"2 ({kind.__name__})")
     plans, left = plan_norms(model, "inplace", partial=True)
     assert [plan.name for plan in plans] == ["1"]
     assert NOT_REWRITABLE[kind] in left["2.bn1 (BatchNorm2d)"]

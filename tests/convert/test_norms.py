@@ -135,15 +135,14 @@ def test_leaky_relu_takes_relu_weights_with_a_report():
 
 
 @pytest.mark.parametrize(
-    ("convert", "settings", "message"),
+    ("convert", "settings", "names"),
     [
-        (standard_to_inplace, {"norm": "sync"}, "is for networks with norm='standard', and this has 'sync'"),
-        (inplace_to_standard, {}, "is for networks with norm='inplace', and this has 'standard'"),
-        (relu_to_leaky_relu, {}, "is for networks with activation='relu', and this has 'leaky_relu'"),
+        (standard_to_inplace, {"norm": "sync"}, ["norm='standard'", "'sync'"]),
+        (inplace_to_standard, {}, ["norm='inplace'", "'standard'"]),
+        (relu_to_leaky_relu, {}, ["activation='relu'", "'leaky_relu'"]),
     ],
 )
-def test_unsupported_network_raises(convert, settings, message):
-    with pytest.raises(ConversionError, match=message):
-        convert(scrambled("resnet18"), spec_of("resnet18", **settings))
+def test_unsupported_network_raises(convert, settings, names):
+    refused(ConversionError, lambda: convert(scrambled("resnet18"), spec_of("resnet18", **settings)), *names)
     refused(ConversionError, lambda: convert({}, ExternalSpec(arch="torchvision:resnet18")), "torchvision:resnet18")
     refused(ConversionError, lambda: convert({}, Spec(arch="revvit_s")), "revvit_s", "zoo convert export")

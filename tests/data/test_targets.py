@@ -191,30 +191,29 @@ def test_any_number_of_processes_draws_same_images(data: Path, tmp_path: Path) -
 
 
 @pytest.mark.parametrize(
-    ("content", "error"),
+    ("content", "names"),
     [
-        ({"regularization": {"class_weights": "balanced", "mixup": 0.2}}, r"regularization.class_weights = .* mixup"),
-        ({"regularization": {"class_weights": "balanced", "cutmix": 1}}, r"regularization.class_weights = .* cutmix"),
+        ({"regularization": {"class_weights": "balanced", "mixup": 0.2}}, ["regularization.class_weights", "mixup"]),
+        ({"regularization": {"class_weights": "balanced", "cutmix": 1}}, ["regularization.class_weights", "cutmix"]),
         (
             {"regularization": {"class_weights": "balanced", "loss": "bce"}},
-            r"regularization.class_weights = .*cross_ent",
+            ["regularization.class_weights", "cross_entropy"],
         ),
-        ({"regularization": {"class_weights": [1, 2]}}, r"regularization.class_weights = .* 1000 classes, not 2"),
-        ({"input": {"sampling_train": [1, 2]}}, r"input.sampling_train = .* 1000 classes, not 2"),
-        ({"input": {"sampling_train": "equal"}}, "input.sampling_train"),
-        ({"input": {"sampling_train": [0.0] * 1000}}, "input.sampling_train = .* above 0"),
-        ({"input": {"sampling_train": "balanced", "shuffle_shards": 2}}, "input.sampling_train = .*shuffle_shards"),
-        ({"regularization": {"class_weights": [-1.0] * 1000}}, "regularization.class_weights"),
+        ({"regularization": {"class_weights": [1, 2]}}, ["regularization.class_weights", "1000 classes, not 2"]),
+        ({"input": {"sampling_train": [1, 2]}}, ["input.sampling_train", "1000 classes, not 2"]),
+        ({"input": {"sampling_train": "equal"}}, ["input.sampling_train"]),
+        ({"input": {"sampling_train": [0.0] * 1000}}, ["input.sampling_train", "above 0"]),
+        ({"input": {"sampling_train": "balanced", "shuffle_shards": 2}}, ["input.sampling_train", "shuffle_shards"]),
+        ({"regularization": {"class_weights": [-1.0] * 1000}}, ["regularization.class_weights"]),
         (
             {"network": {"arch": "deeplab_resnet18"}, "input": {"sampling_train": "balanced"}},
-            "input.sampling_train = .*is not used in segmentation",
+            ["input.sampling_train", "segmentation"],
         ),
         (
             {"network": {"arch": "deeplab_resnet18"}, "regularization": {"class_weights": "balanced"}},
-            "regularization.class_weights = .*is not used in segmentation",
+            ["regularization.class_weights", "segmentation"],
         ),
     ],
 )
-def test_wrong_settings_raise(content: dict[str, Any], error: str) -> None:
-    with pytest.raises(ConfigError, match=error):
-        parse_experiment(content, "x.json")
+def test_wrong_settings_raise(content: dict[str, Any], names: list[str]) -> None:
+    refused(ConfigError, lambda: parse_experiment(content, "x.json"), *names)

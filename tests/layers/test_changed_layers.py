@@ -13,6 +13,7 @@ from torch.nn.utils import parametrize, prune
 import zoo
 from tests.formula import relative_error
 from tests.nets import build as build_network
+from tests.refusals import refused
 from zoo.errors import ConfigError
 from zoo.layers import ABN, InPlaceABN, init_weights
 from zoo.layers.dense import DenseModule
@@ -256,9 +257,9 @@ def test_changed_norm_of_invertible_layer_is_named(memory, change, gradients):
     model = zoo.get("revnext", norm="inplace", num_classes=4, memory=memory)
     norm = model.get_submodule("level1.1.g.1.norm")
     change(norm)
-    with torch.set_grad_enabled(gradients), pytest.raises(ConfigError, match="invertible norm reads") as error:
-        model(torch.randn(2, 3, 8, 8))
-    assert str(error.value).startswith(f"level1.1.g.1.norm ({type(norm).__name__}): it")
+    with torch.set_grad_enabled(gradients):
+        message = refused(ConfigError, lambda: model(torch.randn(2, 3, 8, 8)), "invertible norm")
+    assert message.startswith(f"level1.1.g.1.norm ({type(norm).__name__}): it")
     assert norm.num_batches_tracked == 0
 
 
@@ -268,9 +269,7 @@ def test_changed_link_of_chain_is_named_unless_activations_are_saved(name, chang
     model = zoo.get("revnext", norm="inplace", num_classes=4)
     x = torch.randn(2, 3, 8, 8)
     change(model.get_submodule(name))
-    with pytest.raises(ConfigError, match=rf"^{name} .*memory=") as error:
-        model(x)
-    assert "store=True" in str(error.value)
+    assert refused(ConfigError, lambda: model(x), "memory=", "store=True").startswith(f"{name} ")
     model.store = True
     before = copy.deepcopy(model)
     model(x).sum().backward()

@@ -154,17 +154,17 @@ def test_odd_channels_raise(shape):
 
 @pytest.mark.parametrize("grad", [True, False])
 @pytest.mark.parametrize(
-    ("branch", "message"),
+    ("branch", "names"),
     [
-        (lambda: nn.Sequential(nn.ReLU(inplace=True)), r"\(Sequential\) overwrote its input"),
-        (lambda: nn.Sequential(InPlaceABN(4)), "inplace = False"),
-        (lambda: nn.AdaptiveAvgPool2d(1), r"maps shape \(2, 4, 4, 4\) to \(2, 4, 1, 1\)"),
+        (lambda: nn.Sequential(nn.ReLU(inplace=True)), ["(Sequential)", "overwrote"]),
+        (lambda: nn.Sequential(InPlaceABN(4)), ["inplace = False"]),
+        (lambda: nn.AdaptiveAvgPool2d(1), ["(2, 4, 4, 4)", "(2, 4, 1, 1)"]),
     ],
 )
-def test_branch_overwriting_input_or_changing_shape_raises(branch, message, grad):
+def test_branch_overwriting_input_or_changing_shape_raises(branch, names, grad):
     block = ReversibleBlock(nn.Identity(), branch())
-    with torch.set_grad_enabled(grad), pytest.raises(RuntimeError, match=message):
-        ReversibleSequential([block])(torch.randn(2, 8, 4, 4))
+    with torch.set_grad_enabled(grad):
+        refused(RuntimeError, lambda: ReversibleSequential([block])(torch.randn(2, 8, 4, 4)), *names)
 
 
 @pytest.mark.slow

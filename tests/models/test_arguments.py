@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 import zoo
+from tests.refusals import refused
 from zoo.layers import ABN
 from zoo.weights import StoredWeights
 
@@ -47,41 +48,40 @@ def test_map_before_stem_pool_is_named_by_its_module(arch, options, module) -> N
 
 
 @pytest.mark.parametrize(
-    ("arch", "arguments", "message"),
+    ("arch", "arguments", "names"),
     [
-        ("resnet18", {"out_indices": [0]}, "out_indices.*requires features_only=True"),
-        ("resnet18", {"out_indices": [0, 9], "features_only": True}, "ResNet has no feature 9; it has 0 to 4"),
-        ("resnet18", {"pretrained": "yes"}, "resnet18: pretrained"),
-        ("resnet18", {"features_only": 1}, "resnet18: features_only"),
-        ("resnet18", {"in_chans": 0}, "resnet18: in_chans"),
-        ("resnet18", {"in_chans": 10**9}, "resnet18: in_chans"),
-        ("resnet18", {"out_indices": [None], "features_only": True}, "resnet18: out_indices"),
-        ("resnet18", {"out_indices": [], "features_only": True}, "resnet18: out_indices"),
-        ("resnet18", {"output_stride": "8"}, "resnet18: output_stride"),
-        ("resnet18", {"drop_rate": 1}, "resnet18: drop_rate"),
-        ("resnet18", {"drop_rate": "0.5"}, "resnet18: drop_rate"),
-        ("resnet34_ipabn-sync_lr_512", {"drop_rate": 1}, "^resnet34_ipabn-sync_lr_512: drop_rate = 1"),
-        ("timm:resnet18", {"in_chans": 0}, "^timm:resnet18: in_chans = 0"),
-        ("resnet18\n", {"pretrained": "yes"}, r"^resnet18\\n: pretrained"),
-        ("resnet18", {"out_indices": [2, 1], "features_only": True}, "finest first"),
-        ("wider_resnet16", {"out_indices": ["stem"], "features_only": True}, "has no feature 'stem'; it has 0 to 6"),
-        ("resnet18", {"output_stride": 8, "dilation": [1, 1, 2, 4]}, "output_stride and dilation set the same thing"),
-        ("wider_resnet16", {"output_stride": 8}, "wider_resnet16: output_stride: the network cannot be dilated"),
-        ("wider_resnet16_a2", {"output_stride": 64}, "output_stride = 64: should be one of 8, 16, 32"),
-        ("resnet18", {"drop_rate": 0.2, "features_only": True}, "drop_rate: ResNet has no classifier"),
-        ("revnext", {"drop_rate": 0.2}, "drop_rate: RevNeXt has no average pooling before its classifier"),
+        ("resnet18", {"out_indices": [0]}, ["out_indices", "features_only=True"]),
+        ("resnet18", {"out_indices": [0, 9], "features_only": True}, ["ResNet", "feature 9", "0 to 4"]),
+        ("resnet18", {"pretrained": "yes"}, ["resnet18: pretrained"]),
+        ("resnet18", {"features_only": 1}, ["resnet18: features_only"]),
+        ("resnet18", {"in_chans": 0}, ["resnet18: in_chans"]),
+        ("resnet18", {"in_chans": 10**9}, ["resnet18: in_chans"]),
+        ("resnet18", {"out_indices": [None], "features_only": True}, ["resnet18: out_indices"]),
+        ("resnet18", {"out_indices": [], "features_only": True}, ["resnet18: out_indices"]),
+        ("resnet18", {"output_stride": "8"}, ["resnet18: output_stride"]),
+        ("resnet18", {"drop_rate": 1}, ["resnet18: drop_rate"]),
+        ("resnet18", {"drop_rate": "0.5"}, ["resnet18: drop_rate"]),
+        ("resnet34_ipabn-sync_lr_512", {"drop_rate": 1}, ["resnet34_ipabn-sync_lr_512: drop_rate = 1"]),
+        ("timm:resnet18", {"in_chans": 0}, ["timm:resnet18: in_chans = 0"]),
+        ("resnet18\n", {"pretrained": "yes"}, [r"resnet18\n: pretrained"]),
+        ("resnet18", {"out_indices": [2, 1], "features_only": True}, ["finest first"]),
+        ("wider_resnet16", {"out_indices": ["stem"], "features_only": True}, ["feature 'stem'", "0 to 6"]),
+        ("resnet18", {"output_stride": 8, "dilation": [1, 1, 2, 4]}, ["output_stride", "dilation"]),
+        ("wider_resnet16", {"output_stride": 8}, ["wider_resnet16: output_stride"]),
+        ("wider_resnet16_a2", {"output_stride": 64}, ["output_stride = 64", "8, 16, 32"]),
+        ("resnet18", {"drop_rate": 0.2, "features_only": True}, ["drop_rate", "ResNet has no classifier"]),
+        ("revnext", {"drop_rate": 0.2}, ["drop_rate", "RevNeXt", "average pooling"]),
         (
             "resnext50",
             {"norm": nn.BatchNorm2d},
-            r"norm: BatchNorm2d has no activation, .*nn\.Sequential\(nn\.BatchNorm2d",
+            ["norm", "BatchNorm2d has no activation", "nn.Sequential(nn.BatchNorm2d"],
         ),
-        ("resnet18", {"norm": lambda c: nn.Sequential(nn.BatchNorm2d(c), nn.ReLU())}, "no attribute `activation`"),
-        ("resnet18", {"norm": lambda c: c}, "norm must return a module for a number of channels, got int"),
+        ("resnet18", {"norm": lambda c: nn.Sequential(nn.BatchNorm2d(c), nn.ReLU())}, ["`activation`"]),
+        ("resnet18", {"norm": lambda c: c}, ["norm", "got int"]),
     ],
 )
-def test_incompatible_options_raise_with_remedy(arch, arguments, message) -> None:
-    with pytest.raises(zoo.ConfigError, match=message):
-        zoo.get(arch, **arguments)
+def test_incompatible_options_raise_with_remedy(arch, arguments, names) -> None:
+    refused(zoo.ConfigError, lambda: zoo.get(arch, **arguments), *names)
 
 
 @pytest.mark.parametrize("arch", ["resnet50", "resnext50", "densenet121", "wider_resnet16_a2"])

@@ -36,17 +36,16 @@ def test_network_of_timm_gets_its_own_images() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "words"),
+    ("name", "names"),
     [
-        ("torchvision:resnet19", "torchvision has no network called 'resnet19'; the nearest names are .*resnet18"),
-        ("keras:resnet50", "'keras' is not a supported package; use one of timm, torchvision"),
-        ("torchvision:resnet1*", r"'torchvision:resnet1\*' is a pattern, .*matches torchvision:resnet101, "),
-        ("resnet50", "'resnet50' does not begin with the name of a package"),
+        ("torchvision:resnet19", ["torchvision", "'resnet19'", "resnet18"]),
+        ("keras:resnet50", ["'keras'", "timm, torchvision"]),
+        ("torchvision:resnet1*", ["'torchvision:resnet1*'", " torchvision:resnet101, "]),
+        ("resnet50", ["'resnet50'", "package"]),
     ],
 )
-def test_unknown_names_raise(name: str, words: str) -> None:
-    with pytest.raises(ConfigError, match=words):
-        build_external(name)
+def test_unknown_names_raise(name: str, names: list[str]) -> None:
+    refused(ConfigError, lambda: build_external(name), *names)
 
 
 def test_network_is_built_with_its_number_of_classes() -> None:
@@ -98,18 +97,17 @@ def test_pretrained_weights_load_except_other_classifier(
 
 
 @pytest.mark.parametrize(
-    ("name", "options", "words"),
+    ("name", "options", "names"),
     [
-        ("torchvision:vit_b_16", {}, r"input.crop_train = 64: torchvision:vit_b_16 cannot be run on .*64 x 64 px"),
-        ("torchvision:googlenet", {"init_weights": False}, r'GoogLeNetOutputs for two images.*"aux_logits": false'),
-        ("torchvision:lraspp_mobilenet_v3_large", {}, r"returns an object OrderedDict for two images"),
+        ("torchvision:vit_b_16", {}, ["input.crop_train = 64", "vit_b_16", "64 x 64 px"]),
+        ("torchvision:googlenet", {"init_weights": False}, ["GoogLeNetOutputs", '"aux_logits": false']),
+        ("torchvision:lraspp_mobilenet_v3_large", {}, ["OrderedDict"]),
     ],
 )
-def test_networks_without_logits_raise(name: str, options: dict[str, bool], words: str) -> None:
+def test_networks_without_logits_raise(name: str, options: dict[str, bool], names: list[str]) -> None:
     with torch.device("meta"):
         model = build_external(name, num_classes=3, **options)
-    with pytest.raises(ConfigError, match=words):
-        check_logits(model, name, 3, 64, "input.crop_train")
+    refused(ConfigError, lambda: check_logits(model, name, 3, 64, "input.crop_train"), *names)
 
 
 def test_networks_with_logits_or_data_dependent_code_pass_check() -> None:

@@ -58,16 +58,15 @@ def test_lean_step_is_bit_identical_to_plain_step() -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "pattern"),
+    ("options", "names"),
     [
-        ({"width": 12}, "width = 12: "),
-        ({"dilation": 3}, "dilation = 3: "),
-        ({"memory": "checkpoint"}, "memory = .checkpoint.*auto, plain, lean"),
+        ({"width": 12}, ["width = 12: "]),
+        ({"dilation": 3}, ["dilation = 3: "]),
+        ({"memory": "checkpoint"}, ['memory = "checkpoint"', "auto, plain, lean"]),
     ],
 )
-def test_wrong_option_raises(options: dict[str, object], pattern: str) -> None:
-    with pytest.raises(zoo.ConfigError, match=pattern):
-        zoo.get("ladder_short", **options)
+def test_wrong_option_raises(options: dict[str, object], names: list[str]) -> None:
+    refused(zoo.ConfigError, lambda: zoo.get("ladder_short", **options), *names)
 
 
 def test_list_and_show_describe_network(capsys: pytest.CaptureFixture[str]) -> None:
@@ -124,6 +123,10 @@ def test_reimported_module_replaces_its_networks(ladder: ModuleType) -> None:
     ("name", "network"), [("mine", "resnet18"), ("resnet", "my_resnet"), ("mine", "deeplab_resnet18")]
 )
 def test_name_of_another_family_raises(name: str, network: str) -> None:
-    with pytest.raises(zoo.ConfigError, match=f"{name if name == 'resnet' else network}: .*zoo.models"):
-        family(name, {network: {}})(type("Mine", (Network,), {}))
+    refused(
+        zoo.ConfigError,
+        lambda: family(name, {network: {}})(type("Mine", (Network,), {})),
+        f"{name if name == 'resnet' else network}: ",
+        "zoo.models",
+    )
     assert "my_resnet" not in ARCHITECTURES

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -63,14 +64,13 @@ def test_intermediates_of_resnet_equal_timm() -> None:
 
 def test_nonexistent_intermediates_are_named() -> None:
     model, images = zoo.get("resnet18", num_classes=0), torch.randn(1, 3, 32, 32)
-    for indices, message in [
-        ([5], "indices: ResNet has no feature 5; it has 0 to 4, -5 to -1 and 'stem'"),
-        ([], "indices: none selected"),
-        (6, "indices = 6: ResNet has 5 stages"),
-        (0, "indices = 0: ResNet has 5 stages"),
+    for indices, names in [
+        ([5], ["indices", "feature 5", "0 to 4, -5 to -1 and 'stem'"]),
+        ([], ["indices", "none"]),
+        (6, ["indices = 6", "5 stages"]),
+        (0, ["indices = 0", "5 stages"]),
     ]:
-        with pytest.raises(zoo.ConfigError, match=message):
-            model.forward_intermediates(images, indices)
+        refused(zoo.ConfigError, partial(model.forward_intermediates, images, indices), *names)
     refused(
         zoo.ConfigError, lambda: model.forward_intermediates(images, output_fmt="NLC"), "output_fmt", "'NCHW'", "'NLC'"
     )

@@ -158,16 +158,18 @@ def test_value_out_of_range_names_sufficient_bits():
 
 
 def test_invalid_grid_ranges_and_non_finite_values_are_named():
-    for scale, remedy in ((1e9, r"no grid has this range; store activations"), (1e39, "the network has diverged")):
-        with pytest.raises(VerificationError, match=remedy):
-            chain_of(Scaled(scale))(images()).sum().backward()
+    for scale, remedy in ((1e9, "store activations"), (1e39, "diverged")):
+        refused(VerificationError, chain_of(Scaled(scale))(images()).sum().backward, remedy)
 
 
 def test_nondeterministic_branch_is_named_with_block():
     chain = chain_of(Scaled(), Nondeterministic(), Scaled())
-    message = r"block 1 of the blocks 0 to 2.*change no parameters.*torch\.use_deterministic_algorithms\(True\)"
-    with pytest.raises(VerificationError, match=message):
-        chain(images()).sum().backward()
+    refused(
+        VerificationError,
+        chain(images()).sum().backward,
+        "block 1 of the blocks 0 to 2",
+        "torch.use_deterministic_algorithms(True)",
+    )
     chain.store = True
     chain(images()).sum().backward()
 

@@ -412,8 +412,7 @@ def test_parameters_modified_before_backward_raise(kind, change, frozen):
     convs[-1].requires_grad_(not frozen)
     loss = network(torch.randn(2, 8, 5, 5)).square().mean()
     change(convs[-1].weight)
-    with pytest.raises(RuntimeError, match=r"modified between forward and backward|modified by an inplace operation"):
-        loss.backward()
+    refused(RuntimeError, loss.backward, "modified ")
 
 
 def test_backward_restores_module_state_after_forward():

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from PIL import Image
 from torch import Tensor
 
+from tests.refusals import refused
 from zoo.config.limits import MAX_PIXELS
 from zoo.errors import DataError
 from zoo.ops import native
@@ -96,33 +97,31 @@ def test_opcheck_accepts_operator():
 
 @compiled
 @pytest.mark.parametrize(
-    ("message", "changed"),
+    ("name", "changed"),
     [
         ("uint8", {0: torch.empty(3, 8, 9)}),
         ("not empty", {0: torch.empty(3, 0, 9, dtype=torch.uint8)}),
         ("without gaps", {0: torch.empty(3, 8, 18, dtype=torch.uint8)[:, :, ::2]}),
         ("interleaved", {1: make_image(20, 30).contiguous()}),
-        ("outside of the resized", {8: 3}),
-        ("outside of the image", {6: 30.5}),
-        ("outside of the image", {5: float("nan")}),
+        ("resized", {8: 3}),
+        ("image", {6: 30.5}),
+        ("image", {5: float("nan")}),
     ],
 )
-def test_out_of_bounds_memory_raises(message, changed):
+def test_out_of_bounds_memory_raises(name, changed):
     arguments = [torch.empty(3, 8, 9, dtype=torch.uint8), make_image(20, 30), 10, 12, 0.0, 0.5, 29.5, 20.0, 1, 2, False]
     for place, value in changed.items():
         arguments[place] = value
-    with pytest.raises(RuntimeError, match=message):
-        torch.ops.zoo.resize_into.default(*arguments)
+    refused(RuntimeError, lambda: torch.ops.zoo.resize_into.default(*arguments), name)
 
 
 @pytest.mark.parametrize(
-    ("image", "size", "message"),
+    ("image", "size", "name"),
     [
         (torch.zeros(3, 0, 5, dtype=torch.uint8), (8, 8), "5 x 0 px"),
         (make_image(20, 10), (1, MAX_PIXELS + 1), "smaller size"),
         (torch.zeros(3, 1, 1, dtype=torch.uint8).expand(3, 1, MAX_PIXELS + 1), (8, 8), "remove the image"),
     ],
 )
-def test_empty_and_huge_images_raise(image, size, message):
-    with pytest.raises(DataError, match=message):
-        resize_image(image, size)
+def test_empty_and_huge_images_raise(image, size, name):
+    refused(DataError, lambda: resize_image(image, size), name)

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import zoo
+from tests.refusals import refused
 from zoo.config.network import ExternalSpec, NetworkSpec, Spec
 from zoo.registry.open import find_network, open_network
 
@@ -56,5 +57,4 @@ def test_arguments_change_settings_of_file(file: Path, changes: dict[str, Any], 
 
 
 def test_unknown_argument_raises_before_weights_are_read() -> None:
-    with pytest.raises(TypeError, match="'nrom' for resnet18"):
-        open_network("resnet18", {"nrom": 1}, weights="missing.pth")
+    refused(TypeError, lambda: open_network("resnet18", {"nrom": 1}, weights="missing.pth"), "'nrom'", "resnet18")

@@ -19,8 +19,7 @@ from zoo.layers import InPlaceABN
 def test_without_timm_error_names_command(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "timm.models", None)
     monkeypatch.delitem(sys.modules, "zoo.registry.timm_models", raising=False)
-    with pytest.raises(ImportError, match="pip install timm"):
-        __import__("zoo.registry.timm_models")
+    refused(ImportError, lambda: __import__("zoo.registry.timm_models"), "pip install timm")
 
 
 @pytest.fixture(scope="module")

@@ -20,6 +20,7 @@ from torch.utils.checkpoint import checkpoint
 
 from tests.data.sample_images import make_folder
 from tests.held import held_bytes
+from tests.refusals import refused
 from zoo.cli.lean import split_arguments
 from zoo.errors import ConfigError
 from zoo.remat.lean import lean
@@ -229,8 +230,7 @@ def test_arguments_after_script_belong_to_script(words: str, own: str, others: s
 
 @pytest.mark.parametrize("budget", ["8 bananas", "1.5"])
 def test_invalid_budget_raises(budget: str) -> None:
-    with pytest.raises(ConfigError, match=budget):
-        LeanCalls(budget)
+    refused(ConfigError, lambda: LeanCalls(budget), budget)
 
 
 # Scripts in separate processes
@@ -330,8 +330,7 @@ def test_commands_of_packages_are_scripts(folder: Path, monkeypatch: pytest.Monk
         path.chmod(0o755)
     monkeypatch.setenv("PATH", str(folder), prepend=os.pathsep)
     assert script._find_script("train-net") == str(command)
-    with pytest.raises(ConfigError, match="train-bin"):
-        script._find_script("train-bin")
+    refused(ConfigError, lambda: script._find_script("train-bin"), "train-bin")
 
 
 # Scripts on packages, which print a digest of the weights that they have trained
