@@ -27,6 +27,10 @@ from zoo.torch_internals.dispatch import TorchDispatchMode
 SIZE_PX = 96  # 8 channels of 96 x 96 px take more than 64 KiB, up to which tensors are kept
 
 
+def generator(seed: int) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
 class Network(nn.Module):
     """A convolution and a norm, a module of the test, and another convolution."""
 
@@ -78,96 +82,164 @@ def test_running_statistics_may_change_before_backward(is_training: bool) -> Non
     assert are_equal(*(gradients(model.out) for model in models))
 
 
-def doubles(array: Any) -> None:
+class Program(Network):
+    """A network whose middle is a program of the table, with two more parameters for it."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(lambda h: PROGRAMS[name](self, h))
+        self.scale, self.codes = nn.Parameter(torch.randn(8, 1, 1)), nn.Parameter(torch.randn(2, 8 * SIZE_PX**2))
+
+
+def double_array(array: Any) -> None:
     array[...] *= 2
 
 
-def a_clone(h: Tensor) -> Tensor:
+def write_array_of_clone(_: Program, h: Tensor) -> Tensor:
     b = h.relu().clone()
-    doubles(b.detach().numpy())
+    double_array(b.detach().numpy())
     return b
 
 
-def an_output(h: Tensor) -> Tensor:
+def write_array_of_output(_: Program, h: Tensor) -> Tensor:
     h = h * 0.5  # plain training saves no output of a product, which the array would change
-    doubles(h.detach().numpy())
+    double_array(h.detach().numpy())
     return h
 
 
-def a_clone_and_reads_it(h: Tensor) -> Tensor:
+def write_array_and_read_clone(_: Program, h: Tensor) -> Tensor:
     b = h.tanh().clone()
-    doubles(b.detach().numpy()[:, :4])
+    double_array(b.detach().numpy()[:, :4])
     return b.sigmoid() * b + b.exp()
 
 
-def a_view(h: Tensor) -> Tensor:
+def write_array_of_view(_: Program, h: Tensor) -> Tensor:
     h = F.silu(h)
-    doubles(h[:, :4].detach().numpy())
+    double_array(h[:, :4].detach().numpy())
     a, b = h.chunk(2, 1)
     return torch.cat([a.sin(), b * a], 1)
 
 
-def an_array_between_two_clones(h: Tensor) -> Tensor:
+def write_arrays_of_two_clones(_: Program, h: Tensor) -> Tensor:
     h = h.tanh()
     a = h.clone()
-    doubles(a.detach().numpy())
+    double_array(a.detach().numpy())
     b = a.clone()
-    doubles(b.detach().numpy())
+    double_array(b.detach().numpy())
     return h.exp() + a.exp() + b.exp()
 
 
-def shared_memory(h: Tensor) -> Tensor:
+def write_shared_memory(_: Program, h: Tensor) -> Tensor:
     b = h.sigmoid().clone()
     b.detach().share_memory_()
-    doubles(b.detach().numpy())
+    double_array(b.detach().numpy())
     return b.exp()
 
 
-@pytest.mark.parametrize(
-    "middle", [a_clone, an_output, a_clone_and_reads_it, a_view, an_array_between_two_clones, shared_memory]
-)
-def test_array_of_tensor_may_be_written_within_forward(middle: Callable[[Tensor], Tensor]) -> None:
-    assert_lean_is_plain(Network(middle), images(SIZE_PX))
-
-
-class SetsData(Network):
-    """A network whose middle sets the `data` of a tensor, which changes no version."""
-
-    def __init__(self, middle: Callable[[SetsData, Tensor], Tensor]) -> None:
-        super().__init__(lambda h: middle(self, h))
-        self.scale, self.codes = nn.Parameter(torch.randn(8, 1, 1)), nn.Parameter(torch.randn(2, 8 * SIZE_PX**2))
-
-
-def sets_an_activation(_: SetsData, h: Tensor) -> Tensor:
+def set_data_of_activation(_: Program, h: Tensor) -> Tensor:
     h = F.hardtanh(h)
     h.data = h.data.sign()
     return h * 2 + h.sigmoid()
 
 
-def sets_an_activation_twice(_: SetsData, h: Tensor) -> Tensor:
+def set_data_of_activation_twice(_: Program, h: Tensor) -> Tensor:
     h = h.tanh()
     h.data = h.data.sign()
     h.data = h.data * 0.5  # at the address of the first storage, perhaps
     return (h.sigmoid() * h).relu()
 
 
-def sets_a_parameter(net: SetsData, h: Tensor) -> Tensor:
+def set_data_of_parameter(net: Program, h: Tensor) -> Tensor:
     h = (h * net.scale).sigmoid()
     net.scale.data = net.scale.data.clamp(-1, 1) * 1.5
     return h.tanh() * net.scale
 
 
-def sets_a_codebook(net: SetsData, h: Tensor) -> Tensor:
+def set_data_of_codebook(net: Program, h: Tensor) -> Tensor:
     codes = F.embedding(torch.arange(2), net.codes).view_as(h)
     h = (h * codes).sigmoid()
     net.codes.data = net.codes.data + 1
     return h * codes.relu()
 
 
-@pytest.mark.parametrize("middle", [sets_an_activation, sets_an_activation_twice, sets_a_parameter, sets_a_codebook])
-def test_tensor_data_may_be_set_within_forward(middle: Callable[[SetsData, Tensor], Tensor]) -> None:
-    expected, found = train(SetsData(middle), images(SIZE_PX)), train(lean(SetsData(middle)), images(SIZE_PX))
-    assert are_equal(expected, found)
+def use_jagged_tensors(_: Program, h: Tensor) -> Tensor:
+    rows = h.flatten(2)
+    nested = torch.nested.as_nested_tensor([rows[0, :, :5000].T, rows[1, :, :].T], layout=torch.jagged)
+    nested = F.silu(nested * 2)
+    return torch.nested.to_padded_tensor(nested, 0.0).transpose(1, 2).reshape_as(h).relu()
+
+
+def change_kernels_within_forward(_: Program, h: Tensor) -> Tensor:
+    """oneDNN's GELU has other bits than torch's own."""
+    with torch.backends.mkldnn.flags(enabled=False, allow_tf32=None):
+        h = F.gelu(h)
+    h = F.gelu(h * 2)
+    with torch.backends.mkldnn.flags(enabled=False, allow_tf32=None):
+        return F.gelu(h.sin()) * h
+
+
+TRANSFORMS: dict[str, Callable[[Callable[[Tensor], Tensor], Tensor], Tensor]] = {
+    "grad": lambda f, h: torch.func.grad(lambda x: f(x).sum())(h),
+    "vmap of grad": lambda f, h: torch.func.vmap(torch.func.grad(lambda x: f(x[None]).sum()))(h),
+    "jvp": lambda f, h: torch.func.jvp(f, (h,), (h,))[1],
+}
+
+
+def transformed(name: str) -> Callable[[Program, Tensor], Tensor]:
+    def middle(_: Program, h: Tensor) -> Tensor:
+        h = h.relu() + 1
+        return (TRANSFORMS[name](lambda x: (x * x).sin(), h).sigmoid() * h).tanh()
+
+    return middle
+
+
+#: Uses of an inference tensor with other data, which has no version counter and can be neither viewed nor written.
+OF_OTHER_DATA: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "read": lambda h, x: h + x,
+    "recomputed from": lambda h, x: (h + x.sin().exp()).sigmoid() * x.clone(),
+    "concatenated": lambda h, x: torch.cat((h, x), 1).sin()[:, 4:12],
+    "written into": lambda h, x: h.clone().add_(x).mul_(x.sign()).sigmoid(),
+}
+
+
+def with_other_data(name: str) -> Callable[[Program, Tensor], Tensor]:
+    def middle(_: Program, h: Tensor) -> Tensor:
+        with torch.inference_mode():
+            x = torch.ones(h.shape)
+        x.data = h.detach() * 0.5
+        return OF_OTHER_DATA[name](h, x)
+
+    return middle
+
+
+#: Name -> what a network does between its layers.
+PROGRAMS: dict[str, Callable[[Program, Tensor], Tensor]] = {
+    "array of a clone is written": write_array_of_clone,
+    "array of an output is written": write_array_of_output,
+    "array is written and its clone read": write_array_and_read_clone,
+    "array of a view is written": write_array_of_view,
+    "arrays of two clones are written": write_arrays_of_two_clones,
+    "shared memory is written": write_shared_memory,
+    "data of an activation is set": set_data_of_activation,
+    "data of an activation is set twice": set_data_of_activation_twice,
+    "data of a parameter is set": set_data_of_parameter,
+    "data of a codebook is set": set_data_of_codebook,
+    "jagged tensors": use_jagged_tensors,
+    "kernels change within forward": change_kernels_within_forward,
+    **{f"transform: {name}": transformed(name) for name in TRANSFORMS},
+    **{f"inference tensor with other data is {name}": with_other_data(name) for name in OF_OTHER_DATA},
+}
+
+
+@pytest.mark.filterwarnings("ignore::zoo.remat.limit.BelowFloor")
+@pytest.mark.filterwarnings("ignore:`torch.jit.script")  # from torch, which prepares jvp
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors is in prototype stage:UserWarning")
+@pytest.mark.parametrize("budget", [None, 0.3])
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_program_within_forward_is_bit_identical_to_plain_training(name: str, budget: float | None) -> None:
+    plain, model = Program(name), lean(Program(name), budget)
+    for _ in range(3):
+        assert_same_step(model, plain, images(SIZE_PX))
+        assert are_equal(plain.buffers(), model.buffers())
 
 
 class FrozenStem(nn.Module):
@@ -242,7 +314,7 @@ def test_custom_backward_reads_and_sets_attributes_of_parameter(
 
     results = []
     for model in (Fused(), lean(Fused(), budget)):
-        x = torch.randn(8, 64, 64, generator=torch.Generator().manual_seed(1), requires_grad=True)
+        x = torch.randn(8, 64, 64, generator=generator(1), requires_grad=True)
         for _ in range(2):
             loss = model(x).square().mean()
             if case == "double backward":
@@ -296,34 +368,6 @@ def test_distributed_tensors_train_unchanged() -> None:
         assert_lean_is_plain(Network(middle), images(SIZE_PX))
     finally:
         torch.distributed.destroy_process_group()
-
-
-TRANSFORMS: dict[str, Callable[[Callable[[Tensor], Tensor], Tensor], Tensor]] = {
-    "grad": lambda f, h: torch.func.grad(lambda x: f(x).sum())(h),
-    "vmap of grad": lambda f, h: torch.func.vmap(torch.func.grad(lambda x: f(x[None]).sum()))(h),
-    "jvp": lambda f, h: torch.func.jvp(f, (h,), (h,))[1],
-}
-
-
-@pytest.mark.filterwarnings("ignore:`torch.jit.script")  # from torch, which prepares jvp
-@pytest.mark.parametrize("transform", TRANSFORMS)
-def test_transforms_inside_forward_train_correctly(transform: str) -> None:
-    def middle(h: Tensor) -> Tensor:
-        h = h.relu() + 1
-        return (TRANSFORMS[transform](lambda x: (x * x).sin(), h).sigmoid() * h).tanh()
-
-    assert_lean_is_plain(Network(middle), images(SIZE_PX))
-
-
-@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors is in prototype stage:UserWarning")
-def test_jagged_tensors_train_correctly() -> None:
-    def middle(h: Tensor) -> Tensor:
-        rows = h.flatten(2)
-        nested = torch.nested.as_nested_tensor([rows[0, :, :5000].T, rows[1, :, :].T], layout=torch.jagged)
-        nested = F.silu(nested * 2)
-        return torch.nested.to_padded_tensor(nested, 0.0).transpose(1, 2).reshape_as(h).relu()
-
-    assert_lean_is_plain(Network(middle), images(SIZE_PX))
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, ValueError])
@@ -424,7 +468,7 @@ def test_parameter_overwritten_in_forward_trains_correctly() -> None:
         def forward(self, a: Tensor, b: Tensor) -> Tensor:
             return self.tower(a) * self.tower(b)
 
-    rows = torch.randint(200, (2, 8, 128), generator=torch.Generator().manual_seed(0))
+    rows = torch.randint(200, (2, 8, 128), generator=generator(0))
     assert_lean_is_plain(Twice(), *rows)
     model = Twice()
     lean(model.tower)
@@ -551,6 +595,15 @@ class Teacher(nn.Module):
         self.weight = nn.Parameter(torch.randn(64, 64))
 
 
+def assert_lean_is_plain_in_autocast(build: Callable[[], Any]) -> None:
+    results = []
+    for model in (build(), lean(build())):
+        with torch.autocast("cpu", torch.bfloat16):
+            model(torch.randn(4, 48, 64, generator=generator(1))).float().square().sum().backward()
+        results.append([model.target, *gradients(model)])
+    assert are_equal(*results)
+
+
 IN_INFERENCE_MODE: dict[str, Callable[[Any, Tensor], Tensor]] = {
     "einsum": lambda net, x: torch.einsum("bti,oi->bto", x, net.weight),
     "tensordot": lambda net, x: torch.tensordot(x.float(), net.weight, 1),
@@ -579,12 +632,7 @@ def test_autocast_casts_inside_of_operations_in_inference_mode(name: str, dtype:
             self.target = target.clone()
             return x * target.float().mean()
 
-    results = []
-    for model in (Distilled(), lean(Distilled())):
-        with torch.autocast("cpu", torch.bfloat16):
-            model(torch.randn(4, 48, 64, generator=torch.Generator().manual_seed(1))).float().square().sum().backward()
-        results.append([model.target, *gradients(model)])
-    assert are_equal(*results)
+    assert_lean_is_plain_in_autocast(Distilled)
 
 
 KERNELS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
@@ -614,12 +662,7 @@ def test_autocast_casts_inside_of_custom_operators(name: str) -> None:
             self.target = operator(F.gelu(x @ self.weight), self.weight)
             return self.target
 
-    results = []
-    for model in (Custom(), lean(Custom())):
-        with torch.autocast("cpu", torch.bfloat16):
-            model(torch.randn(4, 48, 64, generator=torch.Generator().manual_seed(1))).square().sum().backward()
-        results.append([model.target, *gradients(model)])
-    assert are_equal(*results)
+    assert_lean_is_plain_in_autocast(Custom)
 
 
 @pytest.mark.parametrize("budget", [None, 0.5, "1GB"])
@@ -735,45 +778,3 @@ def test_backward_recomputes_with_default_dtype_of_forward(name: str, within: st
         assert torch.get_default_dtype() is torch.float32
         results.append([loss.detach(), *gradients(model)])
     assert are_equal(*results)
-
-
-def generator(seed: int) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
-
-
-def test_backward_recomputes_with_kernels_of_each_part_of_forward() -> None:
-    """oneDNN's GELU has other bits than torch's own."""
-
-    def middle(h: Tensor) -> Tensor:
-        with torch.backends.mkldnn.flags(enabled=False, allow_tf32=None):
-            h = F.gelu(h)
-        h = F.gelu(h * 2)
-        with torch.backends.mkldnn.flags(enabled=False, allow_tf32=None):
-            return F.gelu(h.sin()) * h
-
-    assert_lean_is_plain(Network(middle), images(SIZE_PX))
-
-
-#: Uses of an inference tensor with other data, which has no version counter and can be neither viewed nor written.
-OF_OTHER_DATA: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
-    "read": lambda h, x: h + x,
-    "recomputed from": lambda h, x: (h + x.sin().exp()).sigmoid() * x.clone(),
-    "concatenated": lambda h, x: torch.cat((h, x), 1).sin()[:, 4:12],
-    "written into": lambda h, x: h.clone().add_(x).mul_(x.sign()).sigmoid(),
-}
-
-
-@pytest.mark.filterwarnings("ignore::zoo.remat.limit.BelowFloor")
-@pytest.mark.parametrize("budget", [None, 0.3])
-@pytest.mark.parametrize("name", OF_OTHER_DATA)
-def test_inference_tensor_with_other_data_is_read(name: str, budget: float | None) -> None:
-    def middle(h: Tensor) -> Tensor:
-        with torch.inference_mode():
-            x = torch.ones(h.shape)
-        x.data = h.detach() * 0.5
-        return OF_OTHER_DATA[name](h, x)
-
-    plain = Network(middle)
-    model = lean(copy.deepcopy(plain), budget)
-    for _ in range(3):
-        assert_same_step(model, plain, images(SIZE_PX))

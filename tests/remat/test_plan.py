@@ -507,77 +507,56 @@ def assert_same_training(
 below_floor = pytest.mark.filterwarnings("ignore::zoo.remat.limit.BelowFloor")
 
 
-@below_floor
-@pytest.mark.parametrize("share", [None, 0.6, 0.3, 0.01])
-@pytest.mark.parametrize("name", NETWORKS)
-def test_training_is_bit_identical_to_plain_training(name: str, share: float | None) -> None:
-    plain, x = build(name)
-    assert_same_training(plain, share, lambda model, _: model(x))
-
-
-@below_floor
-@pytest.mark.parametrize("name", NETWORKS)
-def test_training_in_autocast_is_bit_identical_to_plain_training(name: str) -> None:
-    plain, x = build(name)
-
-    def run(model: nn.Module, number: int) -> Tensor:
-        with torch.autocast("cpu", torch.bfloat16):
-            return model(x)
-
-    assert_same_training(plain, 0.3, run)
-
-
-@below_floor
-@pytest.mark.parametrize("name", NETWORKS)
-def test_accumulated_gradients_are_bit_identical_to_plain_training(name: str) -> None:
-    plain, x = build(name)
-    assert_same_training(plain, 0.3, lambda model, _: model(x), is_accumulating=True)
-
-
-@below_floor
-@pytest.mark.parametrize("name", NETWORKS)
-def test_training_with_evaluation_is_bit_identical_to_plain_training(name: str) -> None:
-    plain, x = build(name)
-
-    def run(model: nn.Module, number: int) -> Tensor:
-        model.eval()
-        with torch.no_grad() if number % 2 else torch.inference_mode():
-            model(x)
-        if number == 2:
-            model(x).square().mean().backward()
-        model.train()
+def run_in_autocast(model: nn.Module, x: Tensor, number: int) -> Tensor:
+    with torch.autocast("cpu", torch.bfloat16):
         return model(x)
 
-    assert_same_training(plain, 0.3, run)
+
+def run_with_evaluation(model: nn.Module, x: Tensor, number: int) -> Tensor:
+    model.eval()
+    with torch.no_grad() if number % 2 else torch.inference_mode():
+        model(x)
+    if number == 2:
+        model(x).square().mean().backward()
+    model.train()
+    return model(x)
+
+
+def retain_graph(model: nn.Module, x: Tensor, number: int) -> Tensor:
+    out = model(x.requires_grad_())
+    for _ in range(2):
+        out.float().cos().mean().backward(retain_graph=True)
+    return out
+
+
+def run_double_backward(model: nn.Module, x: Tensor, number: int) -> Tensor:
+    out = model(x.requires_grad_())
+    (gradient,) = torch.autograd.grad(out.sin().mean(), x, create_graph=True)
+    return torch.cat((out.flatten(), gradient.flatten()))
+
+
+#: Name -> a training step up to its output, and options of the steps.
+TRAINING: dict[str, tuple[Callable[[nn.Module, Tensor, int], Tensor], dict[str, Any]]] = {
+    "plain steps": (lambda model, x, _: model(x), {}),
+    "accumulated gradients": (lambda model, x, _: model(x), {"is_accumulating": True}),
+    "autocast": (run_in_autocast, {}),
+    "evaluation between steps": (run_with_evaluation, {}),
+    "retained graph": (retain_graph, {}),
+    "double backward": (run_double_backward, {}),
+}
+
+
+STEPS = [*(("plain steps", share) for share in (None, 0.6, 0.01)), *((each, 0.3) for each in TRAINING)]
+#: Attention has no second derivative.
+CASES = [(name, *each) for name in NETWORKS for each in STEPS if (name, each[0]) != ("encoder", "double backward")]
 
 
 @below_floor
-@pytest.mark.parametrize("name", NETWORKS)
-def test_retained_graph_has_same_gradients_each_time(name: str) -> None:
+@pytest.mark.parametrize(("name", "training", "share"), CASES)
+def test_training_is_bit_identical_to_plain_training(name: str, training: str, share: float | None) -> None:
     plain, x = build(name)
-    x.requires_grad_()
-
-    def run(model: nn.Module, number: int) -> Tensor:
-        out = model(x)
-        for _ in range(2):
-            out.float().cos().mean().backward(retain_graph=True)
-        return out
-
-    assert_same_training(plain, 0.3, run)
-
-
-@below_floor
-@pytest.mark.parametrize("name", [name for name in NETWORKS if name != "encoder"])  # attention has no second derivative
-def test_double_backward_is_bit_identical_to_plain_training(name: str) -> None:
-    plain, x = build(name)
-    x.requires_grad_()
-
-    def run(model: nn.Module, number: int) -> Tensor:
-        out = model(x)
-        (gradient,) = torch.autograd.grad(out.sin().mean(), x, create_graph=True)
-        return torch.cat((out.flatten(), gradient.flatten()))
-
-    assert_same_training(plain, 0.3, run)
+    run, options = TRAINING[training]
+    assert_same_training(plain, share, lambda model, number: run(model, x, number), **options)
 
 
 @below_floor
