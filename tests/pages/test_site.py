@@ -79,7 +79,9 @@ def check_names_of_pages(site: Path) -> None:
     assert len(menu) > 30
     headings = {page: re.search(r"<h1[^>]*>(.*?)<a class", (site / page).read_text()) for page, _ in menu}
     assert {page: found and found[1] for page, found in headings.items()} == dict(menu)
-    assert re.search(r"<h1[^>]*>layer_cpu<", (site / "results" / "layer_cpu.html").read_text())
+    assert re.search(
+        r"<h1[^>]*>Norms with their activations \(layer_cpu\)<", (site / "results" / "layer_cpu.html").read_text()
+    )
     for path in site.rglob("*.html"):
         names = re.findall(r'<a href="[^":]*">(?:<code>)?([^<]*\.md)<', path.read_text())
         assert not names, path
