@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode, flop_registry
 
 from zoo.remat.cost import ATTENTIONS, CONTRACTIONS, flops_of
@@ -25,6 +26,11 @@ def convolution(transposed: bool = False, groups: int = 1, stride: int = 1, side
 def attention(operation: Any, queries: int = 16, keys: int = 16) -> Any:
     query, key = torch.randn(2, 4, queries, 8), torch.randn(2, 4, keys, 8)
     return operation, (query, key, key)
+
+
+def attend(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    """Return attention by products, which torch's counter counts in every version."""
+    return (query @ key.mT).softmax(-1) @ value
 
 
 CASES: dict[str, Any] = {
@@ -47,12 +53,14 @@ CASES: dict[str, Any] = {
 @pytest.mark.parametrize("case", CASES)
 def test_flops_equal_torch(case: str) -> None:
     operation, args = CASES[case]
+    out = operation(*args)
     with FlopCounterMode(display=False) as counter:
-        out = operation(*args)
+        attend(*args) if operation in ATTENTIONS else operation(*args)
     assert flops_of(operation, args, out) == counter.get_total_flops() > 0
 
 
 def test_products_equal_products_counted_by_torch() -> None:
     extra = {"aten.linear", "aten._scaled_dot_product_fused_attention_overrideable"}
     found = {str(operation.overloadpacket) for operation in (*CONTRACTIONS, *ATTENTIONS)}
-    assert found - set(map(str, flop_registry)) == extra
+    counted_by_some_versions = {"aten._scaled_dot_product_flash_attention_for_cpu"}
+    assert found - set(map(str, flop_registry)) - counted_by_some_versions == extra
