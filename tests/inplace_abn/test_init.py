@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import io
 import pickle
-import re
 import subprocess
 import sys
 from functools import partial
@@ -172,9 +171,9 @@ def test_second_positional_argument_of_abn_may_be_module(activation: nn.Module) 
 )
 def test_unknown_arguments_raise_at_construction(kind: type[ABN], arguments: dict[str, Any]) -> None:
     value = next(iter(arguments.values()))
-    shown = type(value).__name__ if isinstance(value, nn.Module) else "relu" if callable(value) else str(value)
-    with pytest.raises((TypeError, ValueError), match=rf"(?i){next(iter(arguments))}.*{re.escape(shown)}"):
-        kind(4, **arguments)
+    shown = type(value).__name__ if isinstance(value, nn.Module) else getattr(value, "__name__", str(value))
+    message = refused((TypeError, ValueError), lambda: kind(4, **arguments), shown)
+    assert next(iter(arguments)) in message.lower()
 
 
 @pytest.mark.parametrize("kind", CLASSES)

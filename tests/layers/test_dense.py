@@ -9,7 +9,8 @@ from torch import nn
 
 from tests.formula import relative_error
 from tests.held import held_bytes
-from zoo.layers import ABN, InPlaceABN, init_weights, norm_act
+from tests.nets import build
+from zoo.layers import ABN, InPlaceABN
 from zoo.layers.dense import DenseModule
 from zoo.models.densenet import DenseNet
 from zoo.ops.pooling import mean_pool2d
@@ -17,13 +18,8 @@ from zoo.ops.pooling import mean_pool2d
 MEMORY = ["auto", "plain", "checkpoint"]
 
 
-def network(norm: str = "inplace", memory: str = "auto", structure=(2, 2, 3, 1), **options) -> DenseNet:
-    torch.manual_seed(0)
-    model = DenseNet(
-        norm_act(norm), 5, structure=structure, memory=memory, **{"input_3x3": False, "dilation": 1, **options}
-    )
-    init_weights(model)
-    return model
+def network(norm: str = "inplace", memory: str = "auto", **options) -> DenseNet:
+    return build("densenet121", norm=norm, memory=memory, **options)
 
 
 def step(model, x, call=None):

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import zoo
-from tests.remat.programs import images, network
+from tests.remat.programs import Layers, images, network
 from zoo.memory.held import (
     INPUT,
     NOT_READ,
@@ -29,17 +29,6 @@ from zoo.memory.report import MemoryReport
 def reasons_of(report: MemoryReport, made_by: str) -> set[str]:
     """Return the reasons for which lean training holds, or does not hold, the outputs of an operation."""
     return {each.reason for module in report.modules for each in module.memory if each.made_by == made_by}
-
-
-class Layers(nn.Module):
-    """A function of an input and layers."""
-
-    def __init__(self, function: Callable[..., Tensor], *layers: nn.Module) -> None:
-        super().__init__()
-        self.function, self.layers = function, nn.ModuleList(layers)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.function(x, *self.layers)
 
 
 def of_recomputed(x: Tensor, first: nn.Module) -> Tensor:

@@ -135,15 +135,22 @@ def bytes_held(forward: Callable[[], object], *modules: nn.Module) -> int:
     return sum(each.lean for each in log.memory())
 
 
-class Scalar(nn.Module):
-    """A function of an input and layers, whose mean square is the loss."""
+class Layers(nn.Module):
+    """A function of an input and layers."""
 
     def __init__(self, function: Callable[..., Tensor], *layers: nn.Module) -> None:
         super().__init__()
         self.function, self.layers = function, nn.ModuleList(layers)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.function(x, *self.layers).square().mean()
+        return self.function(x, *self.layers)
+
+
+class Scalar(Layers):
+    """A function of an input and layers, whose mean square is the loss."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x).square().mean()
 
 
 def gradients_of(

@@ -976,10 +976,11 @@ def test_impossible_fraction_warns_once_with_least() -> None:
     zoo.lean(model, 0.01)
     model(x).sum().backward()
     clear(model)
-    with pytest.warns(BelowFloor, match=r"0\.01 of plain training: it holds 0\.\d\d") as warned:
+    with pytest.warns(BelowFloor) as warned:
         model(x).sum().backward()
     planner = kind_of(model).planner
     least = planner.front[-1].live / planner.plain_bytes
+    assert "0.01" in str(warned[0].message)
     assert f"{least:.2f}" in str(warned[0].message)
     assert len(warned) == 1
     clear(model)
