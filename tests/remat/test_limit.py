@@ -161,13 +161,6 @@ def test_peak_is_within_limit_from_third_step_on(name: str, share: float) -> Non
     assert peaks[1] <= 1.02 * max(leanest[1], limit)
 
 
-@pytest.mark.parametrize("share", [0.1, 0.5, 0.8])
-def test_peak_of_products_is_close_below_limit(share: float) -> None:
-    x = tokens()
-    limit = limit_between(range_of(products, x), share)
-    assert_met(train(lean(products(), limit), [x] * 6), limit, 0.85)
-
-
 def test_memory_of_step_can_be_measured_after_any_step() -> None:
     x = tokens()
     limit = limit_between(range_of(products, x), 0.5)
@@ -195,23 +188,9 @@ def adam(model: nn.Module) -> Optimizer:
     return Adam(model.parameters(), lr=1e-3)
 
 
-@pytest.mark.parametrize("share", [0.2, 0.6])
-def test_state_of_optimizer_is_counted(share: float) -> None:
-    x = tokens(256)
-    limit = limit_between(range_of(products, x, optimizer=adam), share)
-    assert_met(train(lean(products(), limit), [x] * 6, optimizer=adam), limit, 0.85)
-
-
 def accumulate(model: nn.Module, x: Tensor) -> None:
     for _ in range(3):
         forward_and_backward(model, x)
-
-
-@pytest.mark.parametrize("share", [0.2, 0.6])
-def test_accumulated_gradients_are_counted(share: float) -> None:
-    x = tokens()
-    limit = limit_between(range_of(products, x, run=accumulate), share)
-    assert_met(train(lean(products(), limit), [x] * 6, run=accumulate), limit, 0.85)
 
 
 def evaluate_between(model: nn.Module, x: Tensor) -> None:
@@ -255,12 +234,27 @@ def call_without_backward(model: nn.Module, x: Tensor) -> None:
     (model(x.flip(0)) - target.detach()).square().mean().backward()
 
 
-@pytest.mark.parametrize("share", [0.3, 0.6])
-@pytest.mark.parametrize("run", [call_twice, call_thrice, call_before_backward, call_without_backward])
-def test_limit_is_met_with_calls_before_one_backward(run: Callable[[nn.Module, Tensor], None], share: float) -> None:
-    x = tokens()
-    limit = limit_between(range_of(products, x, run=run), share)
-    assert_met(train(lean(products(), limit), [x] * 7, run=run), limit, 0.6)
+#: Name -> options of training steps of products, the rows of the input, and the least part of the limit that they use.
+TRAINING: dict[str, tuple[dict[str, Any], int, float]] = {
+    "momentum": ({}, 768, 0.85),
+    "Adam": ({"optimizer": adam}, 256, 0.85),
+    "accumulated gradients": ({"run": accumulate}, 768, 0.85),
+    "two calls": ({"run": call_twice}, 768, 0.6),
+    "three calls": ({"run": call_thrice}, 768, 0.6),
+    "two calls before two backward passes": ({"run": call_before_backward}, 768, 0.6),
+    "call without backward": ({"run": call_without_backward}, 768, 0.6),
+}
+SHARES = {"momentum": (0.1, 0.5, 0.8), "Adam": (0.2, 0.6), "accumulated gradients": (0.2, 0.6)}
+
+
+@pytest.mark.parametrize(
+    ("training", "share"), [(name, share) for name in TRAINING for share in SHARES.get(name, (0.3, 0.6))]
+)
+def test_peak_of_products_is_close_below_limit(training: str, share: float) -> None:
+    options, rows, least_use = TRAINING[training]
+    x = tokens(rows)
+    limit = limit_between(range_of(products, x, **options), share)
+    assert_met(train(lean(products(), limit), [x] * 7, **options), limit, least_use)
 
 
 def test_limit_is_met_by_larger_batches_later() -> None:

@@ -11,9 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, fx, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from tests.refusals import refused
 from tests.remat.programs import COMPILES, FrozenBody, gradients, held, images
-from zoo.errors import ConfigError
 from zoo.remat import inductor_options
 from zoo.remat.budget import Budget
 from zoo.remat.inductor.cut import Cut
@@ -202,7 +200,3 @@ def test_shapes_may_be_dynamic() -> None:
             network.zero_grad()
             call(x).square().mean().backward()
         assert_close(gradients(module), gradients(plain))
-
-
-def test_limit_in_bytes_raises_with_remedy() -> None:
-    refused(ConfigError, lambda: inductor_options("8GB"), "budget '8GB'", "fraction")
