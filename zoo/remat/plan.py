@@ -496,8 +496,10 @@ class _Backward:
                             stored.discard(block)
                             at_hand[block] = False
                             recomputed -= sizes[block]
-                            events[-1].freed.add(block)
-                            events[-1] = events[-1]._replace(after=events[-1].after - sizes[block])
+                            last = events[-1]
+                            last.freed.add(block)
+                            if block != reads[last.time]:  # its node reads that one until it has run
+                                events[-1] = last._replace(after=last.after - sizes[block])
                 before, during = saved + recomputed, saved + recomputed + need.most
                 if during > live:
                     live, alive = during, sorted(stored.union(run))
