@@ -199,7 +199,7 @@ def test_networks_are_measured_relative_to_eager_std_bn() -> None:
 
 def test_norms_of_external_network_are_not_replaced() -> None:
     results = new_results()
-    setup = Setup(ExternalSpec(arch="torchvision:resnet18"), batch=2, size=32)
+    setup = Setup(ExternalSpec(arch="torchvision:resnet18"), batch=4, size=64)
     measure_strategies(results, setup, choose_strategies(EAGER, ["std-BN*", "iABN", "RevNet"]), rounds=0)
     held = values_of(results, "held")
     assert [*held] == [
