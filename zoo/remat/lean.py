@@ -48,6 +48,8 @@ def lean(
     A call runs as plain training without gradients, in transforms of `torch.func`, and inside another lean module, a
     checkpoint or other saved-tensor hooks. The same holds in and around modules compiled by torch.compile, where the
     first call warns with `StepsAside`.
+    Without a budget, small calls run as plain training from their second step on: calls in which lean training saves
+    less than 8 KiB per tensor that they compute.
 
     Backward raises RecipeError if a tensor that it needs, such as the input of the network or a parameter, was
     overwritten between forward and backward.
