@@ -22,7 +22,7 @@ from zoo.remat.lean import is_lean
 pytestmark = pytest.mark.slow
 
 CASES = [("lean", False), ("inplace", False), ("lean", True)]  # the network, and whether in bfloat16
-IMAGES = torch.randn(8, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+IMAGES = torch.randn(8, 3, 64, 64, generator=torch.Generator().manual_seed(0))
 DATASET = TensorDataset(IMAGES, torch.arange(8) % 3)
 
 
