@@ -20,7 +20,7 @@ from zoo.remat.lean import StepsAside, is_lean
 def bytes_of(name, norm, memory) -> int:
     with torch.device("meta"):
         network = zoo.get(name, norm=norm, memory=memory)
-        x = torch.empty(2, 3, 64, 64)
+        x = torch.empty(8, 3, 64, 64)
     return held_bytes(lambda: network(x).sum(), warmup=1)
 
 

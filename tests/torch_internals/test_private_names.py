@@ -22,6 +22,8 @@ SEMI_PUBLIC = {
 #: Private names of other packages.
 NOT_OF_TORCH = {
     "_SubParsersAction": "argparse, whose classes of parsers and groups have no public names",
+    "_current_indent": "argparse, whose formatter of help has no public attributes",
+    "_indent_increment": "argparse, whose formatter of help has no public attributes",
     "_replace": "typing.NamedTuple, documented",
     "_fields": "collections.namedtuple, documented",
     "_init_handles": "triton, which loads compiled code with it",
