@@ -16,8 +16,6 @@ SOURCES = {
     "3.10": "pyproject.toml",
     "2": "min: make quickstart, on an idle machine",
     "18": "s: make quickstart, on an idle machine",
-    "5": "min: make test, on an idle machine",
-    "30": "s: make test, on an idle machine",
     "3": "GB to download: the sizes of the packages",
     "6": "GB of disk: the sizes of the packages",
     "4.0": "the name of a license",
