@@ -16,7 +16,8 @@ SOURCES = {
     "3.10": "pyproject.toml",
     "2": "min: make quickstart, on an idle machine",
     "18": "s: make quickstart, on an idle machine",
-    "3": "GB to download: the sizes of the packages",
+    "30": "s: make test, after the installation",
+    "3": "GB to download: the sizes of the packages; min: make test, after the installation",
     "6": "GB of disk: the sizes of the packages",
     "4.0": "the name of a license",
 }
