@@ -27,7 +27,7 @@ from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
 from zoo.errors import ConfigError, join_names
-from zoo.torch_internals.data import is_wrapper, without_memory
+from zoo.torch_internals.data import is_wrapper, tree_leaves, without_memory
 
 PLACE = "zoo.release_gradients"  # in messages
 
@@ -73,7 +73,7 @@ class ReleasedGradient(Tensor):
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
         """Raise ConfigError with the name of the parameter and what to do instead."""
-        found = next((each.of for each in _flat((args, kwargs or {})) if isinstance(each, cls)), "a parameter")
+        found = next((each.of for each in tree_leaves((args, kwargs or {})) if isinstance(each, cls)), "a parameter")
         remedy = next(text for part, text in REMEDIES.items() if part in str(func))
         raise ConfigError(f"the gradient of {found} was released in backward, and {func} reads it", PLACE, remedy)
 
@@ -407,14 +407,3 @@ def _options_of(group: dict[str, Any]) -> list[tuple[Any, ...]]:
         for key, value in group.items()
         if key != "params"
     ]
-
-
-def _flat(value: Any) -> Iterator[Any]:
-    """Yield what nested lists, tuples and dicts hold."""
-    if isinstance(value, (list, tuple)):
-        for each in value:
-            yield from _flat(each)
-    elif isinstance(value, dict):
-        yield from _flat(list(value.values()))
-    else:
-        yield value
