@@ -346,6 +346,8 @@ def release_gradients(
     _check_optimizer(optimizer)
     if accumulate_steps < 1:
         raise ConfigError(f"accumulate_steps={accumulate_steps} releases nothing", PLACE, "use at least 1")
+    if clip_value is not None and not clip_value > 0:
+        raise ConfigError(f"clip_value={clip_value} leaves no gradient", PLACE, "use a value above 0, or None")
     if isinstance(model, DistributedDataParallel):
         _refuse_processes("the network is wrapped in DistributedDataParallel")
     _check_processes()
