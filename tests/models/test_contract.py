@@ -43,7 +43,7 @@ REMEDY = "python -m tests.golden adds new networks"
 
 
 def norms_of(arch: str) -> list[str | None]:
-    return [None] if ARCHITECTURES[arch].has_own_layers else ["standard", "inplace"]
+    return [None] if ARCHITECTURES[arch].fixed_layers else ["standard", "inplace"]
 
 
 @pytest.mark.parametrize("case", network_sizes())
@@ -82,7 +82,7 @@ def test_features_are_outputs_of_stages(arch: str, training: bool) -> None:
     sum(feature.square().mean() for feature in features).backward()
     assert all(map(torch.equal, features, copies))
     assert all(p.grad is not None for p in model.parameters() if p.requires_grad)
-    if not ARCHITECTURES[arch].has_own_layers:  # whose files compare the maps with formulas
+    if not ARCHITECTURES[arch].fixed_layers:  # whose files compare the maps with formulas
         for feature, stage in zip(features, info.module_name(), strict=True):
             assert stage not in outputs or torch.equal(feature, outputs[stage])
 
@@ -285,7 +285,7 @@ def test_branches_are_dropped_in_training_with_rates_that_rise(arch: str) -> Non
     rates = [module.drop_path for module in body.modules() if hasattr(module, "drop_path")]
     assert len(rates) > 3
     assert max(rates) == pytest.approx(0.4)
-    if ARCHITECTURES[arch].has_own_layers:
+    if ARCHITECTURES[arch].fixed_layers:
         assert min(rates) == 0 or arch.endswith("revbifpn_s0")
     else:
         assert rates == pytest.approx(torch.linspace(0, 0.4, len(rates)).tolist())

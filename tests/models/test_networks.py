@@ -20,7 +20,7 @@ from zoo.layers import InPlaceABN, init_weights
 SAME_WITH_BOTH_NORMS = [
     name
     for name in CLASSIFIERS
-    if not ARCHITECTURES[name].has_own_layers and name not in ("irevnet_cifar", "revnext", "revnext_flat")
+    if not ARCHITECTURES[name].fixed_layers and name not in ("irevnet_cifar", "revnext", "revnext_flat")
 ]
 
 

@@ -37,7 +37,7 @@ class Architecture:
     - `ignores_input_3x3`: whether experiment files may set input_3x3 without effect, like the original project's files
       of a WiderResNet and a ResNet-34.
     - `made_lean`: the value of "memory" that `zoo.lean` is applied to for the value "lean".
-    - `has_own_layers`: whether norms, activation and initial weights are fixed, so that a spec does not choose them.
+    - `fixed_layers`: whether norms, activation and initial weights are fixed, so that a spec does not choose them.
     """
 
     name: str
@@ -51,7 +51,7 @@ class Architecture:
     task: Literal["classification", "segmentation"] = "classification"
     ignores_input_3x3: bool = False
     made_lean: str = "auto"
-    has_own_layers: bool = False
+    fixed_layers: bool = False
 
     @property
     def num_classes(self) -> int:

@@ -289,7 +289,7 @@ def spec_class(arch: Any) -> type[Spec]:
     package, colon, _ = arch.partition(":")
     if colon and package in NETWORK_PACKAGES:
         return ExternalSpec
-    return Spec if arch in ARCHITECTURES and ARCHITECTURES[arch].has_own_layers else NetworkSpec
+    return Spec if arch in ARCHITECTURES and ARCHITECTURES[arch].fixed_layers else NetworkSpec
 
 
 def validate_spec(content: Any) -> Spec:

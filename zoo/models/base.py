@@ -234,7 +234,7 @@ class Network(nn.Module):
 
     def initialize(self, spec: Spec) -> None:
         """Initialize all parameters as ``spec`` specifies, or as the authors do if the family fixes its layers."""
-        assert isinstance(spec, NetworkSpec), "a family with its own layers initializes them itself"
+        assert isinstance(spec, NetworkSpec), "a family with fixed layers initializes them itself"
         gain, slope = spec.weight_gain_multiplier, spec.activation_param
         init_weights(self, spec.weight_init, gain, spec.activation, slope)
 

@@ -69,7 +69,7 @@ class RevBiFPNOptions(StochasticDepth, ReversibleOptions):
         for size, (channels, head_channels, features, extra_stages) in enumerate(SIZES)
     },
     options=RevBiFPNOptions,
-    has_own_layers=True,
+    fixed_layers=True,
 )
 class RevBiFPN(Network):
     """Streams at 1/4, 1/8, 1/16 and 1/32 of the image, with additions within streams and between them.

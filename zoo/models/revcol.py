@@ -42,7 +42,7 @@ CHAIN_COLUMNS = 4  # columns per chain: rounding errors about double with each c
     options=StochasticDepth,
     memory=CHECKPOINTED,
     made_lean="plain",  # reconstruction would not be exact
-    has_own_layers=True,
+    fixed_layers=True,
 )
 class RevCol(Network):
     """Columns with levels at 1/4, 1/8, 1/16 and 1/32 of the image; each level updates a map of the previous column.

@@ -36,7 +36,7 @@ class RevViTOptions(StochasticDepth, ReversibleOptions):
         "revvit_b": {"structure": (12,), "width": 768, "heads": 12, "patch": 16, "image_size": 224},
     },
     options=RevViTOptions,
-    has_own_layers=True,
+    fixed_layers=True,
 )
 class RevViT(Network):
     """Vision transformer of two streams: y1 = x1 + F(x2), y2 = x2 + G(y1), with attention F and MLP G.
