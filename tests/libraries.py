@@ -29,7 +29,7 @@ import zoo
 from zoo.benchmark.results import Case, Results, describe_error
 from zoo.benchmark.whole_step import measure_step
 from zoo.memory.timing import keep_heap
-from zoo.memory.trial import copied, default_loss
+from zoo.memory.trial import copy_tensors, default_loss
 
 IMAGES_PX = 64
 ROUNDS = 7  # timed steps
@@ -252,7 +252,7 @@ def forward_of(example: Example, model: nn.Module) -> Callable[[], Tensor]:
     """Return a function that computes the loss of a copy of the network of an example."""
     args, kwargs = ((), example.inputs) if isinstance(example.inputs, dict) else (example.inputs, {})
     loss = example.loss or default_loss
-    return lambda: loss(model(*copied(args), **copied(kwargs)))
+    return lambda: loss(model(*copy_tensors(args), **copy_tensors(kwargs)))
 
 
 def in_place(change: Callable[[Any], object]) -> Callable[[nn.Module], nn.Module]:

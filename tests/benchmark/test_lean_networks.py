@@ -61,7 +61,7 @@ def test_different_bits_are_reported(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert main([*command, "--threads", "1", "--out", str(tmp_path / "lean")]) == 0
     assert records(tmp_path / "lean.json")["resnet18", "lean", "same bits"] == 0
     notes = json.loads((tmp_path / "lean.json").read_text())["notes"]
-    assert any(note.startswith("resnet18, lean: other bits (step 1, gradient of ") for note in notes)
+    assert any(note.startswith("resnet18, lean: different bits (step 1, gradient of ") for note in notes)
 
 
 class UNet(nn.Module):

@@ -154,7 +154,7 @@ def test_each_storage_is_counted_once_for_the_module_that_saves_it_first() -> No
 
 def test_log_of_pass_counts_what_autograd_holds() -> None:
     log, weight = HeldLog(), nn.Parameter(torch.ones(1000))
-    with log.recording(smallest_bytes=0):
+    with log.record(smallest_bytes=0):
         node = (weight.exp().sin() * weight).sum().grad_fn
     held = [each[:3] for each in log.memory()]
     assert held == [("", "aten.exp", 4000), ("", "aten.sin", 4000)]

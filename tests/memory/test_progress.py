@@ -11,7 +11,7 @@ import pytest
 import zoo
 from tests.remat.programs import images, network
 from zoo.memory import progress as module
-from zoo.memory.progress import progress
+from zoo.memory.progress import show_progress
 
 
 class Terminal(io.StringIO):
@@ -29,7 +29,7 @@ def open_terminal(monkeypatch: pytest.MonkeyPatch, delay_s: float) -> Terminal:
 
 def test_long_step_is_shown_while_it_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     terminal = open_terminal(monkeypatch, 0.05)
-    with progress("zoo.check") as show:
+    with show_progress("zoo.check") as show:
         show("plain training")
         time.sleep(0.5)
         assert "zoo.check: plain training (00:00)" in terminal.getvalue()
@@ -40,14 +40,14 @@ def test_long_step_is_shown_while_it_runs(monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_short_measurement_prints_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     terminal = open_terminal(monkeypatch, 60)
-    with progress("zoo.check") as show:
+    with show_progress("zoo.check") as show:
         show("plain training")
     assert "plain" not in terminal.getvalue()
 
 
 def test_nothing_is_shown_without_terminal(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "DELAY_S", 0.01)
-    with progress("zoo.check") as show:
+    with show_progress("zoo.check") as show:
         show("plain training")
         time.sleep(0.1)
     assert capsys.readouterr() == ("", "")

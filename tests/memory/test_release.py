@@ -113,7 +113,7 @@ def test_20_steps_are_bit_identical_to_torch(name, options, seed):
             with_branch = step % 4 > 0 or "fused" in options  # torch's fused SGD needs all gradients in the first step
             for number in range(steps_of_accumulation):
                 is_last = number == steps_of_accumulation - 1
-                keep = nullcontext() if release is None or is_last or not by_context else release.accumulating()
+                keep = nullcontext() if release is None or is_last or not by_context else release.accumulate()
                 images = torch.randn(4, 3, 5, 5, generator=inputs).to(next(model.parameters()).dtype)
                 with keep:
                     model(images, with_branch=with_branch).square().mean().backward()
@@ -334,7 +334,7 @@ def test_two_losses_are_supported():
         release = zoo.release_gradients(model, optimizer) if number else None
         for _ in range(2):
             output = model(torch.ones(4, 3, 5, 5))
-            with release.accumulating() if number == 2 else nullcontext():
+            with release.accumulate() if number == 2 else nullcontext():
                 if number != 1:
                     output.square().mean().backward(retain_graph=True)
             (output.square().mean() + output.abs().mean() if number == 1 else output.abs().mean()).backward()

@@ -42,13 +42,13 @@ def test_sums_equal_bytes_held_by_autograd() -> None:
     assert report.plain == held_bytes(model) - images(64).nbytes
     assert 0 < report.lean < 0.7 * report.plain
     by_name = {module.name: module for module in report.modules}
-    assert by_name["1.norms.0"].kept == {
+    assert by_name["1.norms.0"].held == {
         ("aten.convolution", "recomputed only if the budget allows it"): 4 * 2 * 16 * 64**2,
         ("aten.native_batch_norm", "small"): 4 * 2 * 16,  # mean and inverse deviation
         ("zoo.lean", "input of a recipe"): 4 * 2 * 16,  # a copy of them
     }
     assert by_name["1.relu"].lean == 0
-    assert set(by_name["1.relu"].repeated) == {"aten.relu_"}
+    assert set(by_name["1.relu"].recomputed) == {"aten.relu_"}
     table = report.table().splitlines()
     assert table[-1].split("|")[1].strip() == "all"
     held = [module.name for module in report.modules if max(module.plain, module.lean) >= 5000]

@@ -130,7 +130,7 @@ def bytes_held(forward: Callable[[], object], *modules: nn.Module) -> int:
     """Return the bytes that backward of a lean forward pass holds, without the memory of the modules."""
     log = HeldLog()
     own = [each for module in modules for each in (*module.parameters(), *module.buffers())]
-    with log.recording(smallest_bytes=0, parameters=own):
+    with log.record(smallest_bytes=0, parameters=own):
         forward()
     return sum(each.lean for each in log.memory())
 
@@ -170,7 +170,7 @@ def gradients_of(
     for _ in range(num_passes):
         torch.manual_seed(0)
         leaves = [each.detach().clone().requires_grad_(each.is_floating_point()) for each in inputs]
-        with context if log is None else log.recording(**options):
+        with context if log is None else log.record(**options):
             out = program(*leaves)
         before = out.detach().clone()
         out.float().square().sum().backward()

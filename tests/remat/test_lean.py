@@ -171,7 +171,7 @@ def test_fraction_is_met_by_recomputing_sums_of_products() -> None:
     budget = Budget.parse(0.35)
     for _ in range(2):  # the first pass is recorded
         log = HeldLog()
-        with log.recording(budget, parameters=model.parameters()):
+        with log.record(budget, parameters=model.parameters()):
             node = model(x).sum().grad_fn
     share = sum(each.lean for each in log.memory()) / sum(each.plain for each in log.memory())
     assert 0 < share <= 0.35

@@ -67,7 +67,7 @@ def test_sparse_tensors_are_saved_unchanged() -> None:
 def test_recipes_start_from_small_outputs() -> None:
     first, second = nn.Conv2d(3, 4, 3), nn.Conv2d(4, 2, 1)
     log = HeldLog()
-    with log.recording(smallest_bytes=4096):
+    with log.record(smallest_bytes=4096):
         # The mean of the small map is not saved by the interpolation, and gone when the convolution saves what it made.
         second(
             F.interpolate(first(images()[:, :, :5, :5]).mean(1, keepdim=True).expand(-1, 4, -1, -1), scale_factor=16)
@@ -224,7 +224,7 @@ def test_recipe_detects_overwritten_parameter() -> None:
     norm, last = nn.LayerNorm(64), nn.Linear(64, 64)
     assert norm.weight._version > 0
     log = HeldLog()
-    with log.recording(parameters=[*norm.parameters(), *last.parameters()], smallest_bytes=1024):
+    with log.record(parameters=[*norm.parameters(), *last.parameters()], smallest_bytes=1024):
         out = last(norm(torch.randn(32, 64, requires_grad=True) * 2))
     of_norm = [each.lean for each in log.memory() if each.made_by == "aten.native_layer_norm" and each.plain > 1024]
     assert of_norm == [0]
@@ -404,7 +404,7 @@ def test_frozen_layers_are_bit_identical(has_frozen_norms: bool, dtype: torch.dt
 def test_frozen_layers_hold_only_signs() -> None:
     model, x = FrozenBody(), images(16)
     log = HeldLog()
-    with log.recording(smallest_bytes=0, parameters=[*model.parameters(), *model.buffers()]) as recording:
+    with log.record(smallest_bytes=0, parameters=[*model.parameters(), *model.buffers()]) as recording:
         recording._pass.frozen.is_seen = True  # as after the first frozen layer
         out = model(x)
     held = {each.made_by for each in log.memory() if each.plain and each.lean}
@@ -476,7 +476,7 @@ def test_small_tensors_are_saved(kib: int, is_kept: tuple[bool, bool]) -> None:
     weight, budget, found = torch.ones(kib * 256, requires_grad=True), Budget(), []
     for _ in range(2):
         log = HeldLog()
-        with log.recording(budget, parameters=[weight]):
+        with log.record(budget, parameters=[weight]):
             (weight * 2).square().sum().backward()
         found += [each.lean > 0 for each in log.memory() if each.made_by == "aten.mul" and each.plain]
     assert tuple(found) == is_kept

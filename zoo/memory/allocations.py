@@ -1,10 +1,10 @@
-"""Bytes that a training step takes, counted in two independent ways.
+"""Counts the bytes of a training step in two independent ways.
 
-`measure_memory` reads what the memory allocator reports during a real step. That includes tensors hidden in a compiled
-graph, a C++ operator or the closure of a recomputation, and the scratch memory of convolutions.
-`count_memory` adds up the tensors that the step's operations return. On the meta device nothing is computed and no
-memory is taken, but tensors inside compiled graphs and the scratch memory of operators are not seen. Attention is
-counted there as this machine's GPU computes it, or without a GPU as the CPU does.
+`measure_memory` reads the memory allocator during a real step. This includes tensors hidden in compiled graphs, C++
+operators and closures, and the scratch memory of convolutions.
+`count_memory` adds up the tensors that operations return. On the meta device it computes nothing and takes no memory,
+but misses tensors inside compiled graphs and the scratch memory of operators. It counts attention on the meta device as
+on this machine's GPU, or as on the CPU without one.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ END_OF_FORWARD = "end of forward"
 
 
 class Memory(NamedTuple):
-    """Bytes of a training step, excluding what existed before it (parameters, buffers, images).
+    """Bytes of a training step, excluding existing tensors (parameters, buffers, images).
 
     Args:
     - `held`: bytes alive between the forward and the backward pass.
-    - `peak`: the most bytes alive at one time in either pass, including gradients of the parameters.
-    - `peak_without_gradients`: the most bytes alive at one time, excluding these gradients.
-    - `gradients`: bytes of the parameters' gradients alone.
+    - `peak`: peak bytes of both passes, including gradients of parameters.
+    - `peak_without_gradients`: peak bytes of both passes, excluding gradients of parameters.
+    - `gradients`: bytes of the gradients of parameters.
     """
 
     held: int
@@ -45,16 +45,16 @@ def measure_memory(
     warmup: int = 1,
     update: Callable[[], object] = lambda: None,
 ) -> Memory:
-    """Run a training step and return the bytes that it takes from the allocator of the parameters' device.
+    """Run a training step and return the bytes that it allocates on the device of the parameters.
 
-    The parameters' gradients are None afterwards. Other state that a training step changes (running statistics, the
-    random number generator) changes here too. Raises ConfigError on the CPU if a profiler is active.
+    Sets gradients of parameters to None. Running statistics and random number generators change as in any step. Raises
+    ConfigError on the CPU if a profiler is active.
 
     Args:
-    - `forward`: computes the loss, a scalar, of images that exist already.
+    - `forward`: computes the loss, a scalar, of existing images.
     - `parameters`: parameters of the network, at least one.
-    - `warmup`: number of steps that run before the measured one, to compile and to fill caches.
-    - `update`: runs after backward, such as the step of an optimizer, which is then part of the peak.
+    - `warmup`: number of steps before the measured one, to compile and to fill caches.
+    - `update`: runs after backward, such as an optimizer step. The peak includes it.
     """
     parameters = list(parameters)
     for _ in range(warmup):
@@ -75,9 +75,9 @@ def count_memory(
     With parameters and images on the meta device this takes neither memory nor time.
 
     Args:
-    - `forward`: computes the loss, a scalar, of images that exist already.
-    - `parameters`: parameters of the network; their gradients are None afterwards.
-    - `warmup`: number of steps that run before the counted one: 1 for lean training within a fraction.
+    - `forward`: computes the loss, a scalar, of existing images.
+    - `parameters`: parameters of the network. Their gradients are set to None.
+    - `warmup`: number of steps before the counted one: 1 for lean training with a fraction as its budget.
     - `update`: as for `measure_memory`.
     """
     parameters = list(parameters)
@@ -99,16 +99,16 @@ def _memory_of_step(
     update: Callable[[], object],
 ) -> Memory:
     clear_gradients(parameters)
-    gc.collect()  # nothing older may be freed during the step
+    gc.collect()  # otherwise older garbage may be freed during the step
     with log:
         loss = forward()
         log.mark(END_OF_FORWARD)
         with watched(each for each in parameters if not is_released(each)):
             loss.backward()
-        kept = [each.grad for each in parameters if each.grad is not None]
-        storages = [each.untyped_storage() for each in kept if not isinstance(each, ReleasedGradient)]
-        del kept
-        addresses = log.addresses(storages)  # a set that the end of an `AllocatorLog` completes
+        gradients = [each.grad for each in parameters if each.grad is not None]
+        storages = [each.untyped_storage() for each in gradients if not isinstance(each, ReleasedGradient)]
+        del gradients
+        addresses = log.addresses(storages)  # an `AllocatorLog` completes this set when it exits
         del storages
         update()
     memory = summarize(log.changes, log.marks[0][1], addresses)
@@ -127,15 +127,15 @@ def summarize(changes: Sequence[Change], end_of_forward: int, gradients: set[int
 
     Args:
     - `changes`: all changes of the step, in order.
-    - `end_of_forward`: how many of them belong to the forward pass.
-    - `gradients`: addresses of the parameters' gradients at the end of the step.
+    - `end_of_forward`: number of changes in the forward pass.
+    - `gradients`: addresses of the gradients of parameters at the end of the step.
     """
     last_allocation = {change.address: index for index, change in enumerate(changes) if change.size > 0}
-    of_gradients = {last_allocation[address] for address in gradients if address in last_allocation}
+    gradient_changes = {last_allocation[address] for address in gradients if address in last_allocation}
     totals = list(totals_of(changes))
     return Memory(
         held=totals[end_of_forward],
         peak=max(totals),
-        peak_without_gradients=max(totals_of(changes, of_gradients)),
-        gradients=sum(changes[index].size for index in of_gradients),
+        peak_without_gradients=max(totals_of(changes, gradient_changes)),
+        gradients=sum(changes[index].size for index in gradient_changes),
     )

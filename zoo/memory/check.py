@@ -1,4 +1,4 @@
-"""`zoo.check`: whether a variant of a network trains bit-identically to plain training, and what it saves."""
+"""`zoo.check`: tests whether a variant of a network trains bit-identically to plain training, and measures both."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from zoo.errors import ConfigError, truncate
 from zoo.memory.allocations import Memory, measure_memory
 from zoo.memory.containers import tensors_in
 from zoo.memory.places import StepDigests
-from zoo.memory.progress import progress
+from zoo.memory.progress import show_progress
 from zoo.memory.release import release_gradients as start_release
 from zoo.memory.scenarios import SCENARIOS, STEPS, BuildOptimizer, Scenario, Training, match_names, plain_sgd
 from zoo.memory.timing import Clock, time_interleaved, training_step
 from zoo.memory.trial import (
     ModelInputs,
-    copied,
     copy_network,
+    copy_tensors,
     default_loss,
     device_of,
     trained_outputs,
@@ -38,8 +38,8 @@ from zoo.ops.recomputation import restore_generators
 from zoo.remat.lean import lean
 from zoo.tables import counted
 
-ROUNDS = 5  # of timed steps
-WHERE = "zoo.check"  # in messages
+ROUNDS = 5  # rounds of interleaved timing
+WHERE = "zoo.check"  # named in errors
 
 Variant = Callable[[nn.Module], nn.Module]
 
@@ -52,16 +52,15 @@ class Check:
     - `same`: whether all compared values are bit-identical to plain training; None if plain training is not
       deterministic.
     - `values`: number of compared values.
-    - `difference`: the first value that differs between plain training and the variant or, if `same` is None, between
-      two runs of plain training.
-    - `fixed`: what the steps could not vary because the network or the loss raised an error: "batch", "batch size",
-      "evaluation mode".
-    - `scenarios`: other ways to train that gave the same bits, such as "second derivatives".
+    - `difference`: the first difference between plain training and the variant or, if `same` is None, between two runs
+      of plain training.
+    - `fixed`: conditions that all steps share, because the network or the loss raises an error for others: "batch",
+      "batch size", "evaluation mode".
+    - `scenarios`: scenarios with the same bits, such as "second derivatives".
     - `skipped`: scenarios in which plain training raises an error or is not deterministic.
-    - `errors`: scenarios in which the variant alone raises an error, and the error.
+    - `errors`: scenarios in which only the variant raises an error, with the error.
     - `plain`, `variant`: bytes of a training step.
-    - `time_ratio`: time of a step of the variant divided by the time of a plain step: the median over interleaved
-      forward and backward passes.
+    - `time_ratio`: step time of the variant divided by plain step time, the median of interleaved steps.
     """
 
     name: str
@@ -80,8 +79,8 @@ class Check:
 
     @property
     def verdict(self) -> str:
-        """What ``same`` means."""
-        return {True: "same bits", False: "other bits", None: "plain training is not deterministic"}[self.same]
+        """``same`` in words."""
+        return {True: "same bits", False: "different bits", None: "plain training is not deterministic"}[self.same]
 
     def __str__(self) -> str:
         steps, values = counted(self.steps, "step"), counted(self.values, "value")
@@ -89,7 +88,7 @@ class Check:
         if self.difference is not None:
             lines.append(str(self.difference))
         if self.same is None:
-            lines.append("  torch.use_deterministic_algorithms(True) makes the steps of a network repeatable")
+            lines.append("  torch.use_deterministic_algorithms(True) makes training steps repeatable")
         for title, names in (
             ("not varied", self.fixed),
             ("also compared", self.scenarios),
@@ -121,20 +120,20 @@ def check(
 ) -> Check:
     """Train copies of a network plainly and as a variant, compare all values bit for bit, and print the result.
 
-    The values are outputs, the loss, gradients of parameters and inputs, the inputs after the pass, buffers, parameters
-    and the optimizer's state after a step, and the states of the random number generators of torch, numpy and Python.
-    NaN equals NaN.
-    Step 1 trains on the inputs, step 2 on two other batches whose gradients add up, step 3 on a smaller batch, and
-    further steps on one other batch each. An evaluation pass follows. The other batches are the inputs rolled along
-    the batch dimension, and scaled if they are not integers.
+    The values are outputs, losses, gradients of parameters and inputs, inputs and buffers after each pass, parameters
+    and optimizer states after each step, and the states of the random number generators of torch, numpy and Python. NaN
+    equals NaN.
+    Step 1 trains on the inputs, step 2 accumulates the gradients of two other batches, step 3 trains on a smaller
+    batch, and each further step on another batch. An evaluation pass follows. Other batches are the inputs rolled along
+    the batch dimension; floating-point inputs are also scaled.
 
-    Then the same copies are trained in other ways (`zoo.memory.scenarios`): several passes before backward,
-    evaluation before backward and between steps, second derivatives, autocast, other frozen parameters, inputs and
-    outputs that are overwritten. The size of the inputs and the number of passes bound the faults that can be found.
+    The same copies then train in other scenarios (`zoo.memory.scenarios`): several passes before backward, evaluation
+    before backward and between steps, second derivatives, autocast, other frozen parameters, overwritten inputs and
+    outputs. Faults that only larger inputs or more passes trigger are not found.
 
-    If a value differs, plain training runs again, so that a nondeterministic operation is not taken for a fault of the
-    variant. The network, the generators and the inputs are unchanged afterwards. What forward changes elsewhere, such
-    as variables of hooks, stays changed.
+    If a value differs, plain training runs again, to tell a nondeterministic operation from a fault of the variant. The
+    network, the generators and the inputs do not change. Side effects of forward elsewhere, such as on variables of
+    hooks, remain.
 
         zoo.check(model, images)
         zoo.check(model, images, variant=functools.partial(zoo.lean, budget=0.4))
@@ -143,15 +142,14 @@ def check(
     Args:
     - `model`: the network, in the mode to check.
     - `inputs`, `keywords`: arguments of the network.
-    - `variant`: returns a variant of a network. It may change its argument, which is a copy. It may rename parameters
-      and buffers, which are then matched by their order.
-    - `loss`: computes a scalar of the output of the network. By default it is the sum of the scalars of the output,
-      or without scalars the cross-entropy of its tensors over the last dimension.
+    - `variant`: returns a variant of a network. It may change its argument, a copy. Renamed parameters and buffers are
+      matched by their order.
+    - `loss`: computes a scalar from the output of the network. Default: the sum of all scalars in the output, or
+      without scalars the cross-entropy of all tensors over the last dimension.
     - `steps`: number of training steps.
-    - `optimizer`: returns the optimizer of a list of parameters, such as ``torch.optim.AdamW``; plain SGD by default.
-    - `release_gradients`: also release the gradients of the variant (`zoo.release_gradients`). Then gradients of
-      parameters are not compared, but the parameters after each step are, and bytes and time are of steps with the
-      optimizer. The other ways to train are left out.
+    - `optimizer`: builds the optimizer of a list of parameters, such as ``torch.optim.AdamW``. Default: plain SGD.
+    - `release_gradients`: also release the gradients of the variant (`zoo.release_gradients`). The check then compares
+      parameters instead of their gradients, measures steps with the optimizer, and runs no other scenarios.
 
     Raises ConfigError if the network cannot be copied or trained, or if the variant has other parameters or buffers,
     and TypeError for an argument of another type.
@@ -165,15 +163,15 @@ def check(
     if steps < 1:
         raise ConfigError(f"steps={steps} compares nothing", WHERE, "use at least 1")
     _check_trainable(model, inputs, keywords)
-    with progress(WHERE) as show, restore_generators(model):
+    with show_progress(WHERE) as show, restore_generators(model):
         show("other batches")
         run = _Run.of(model, (inputs, keywords), loss, steps)
         run.optimizer = optimizer
         if release_gradients:
             run.releases, run.scenarios = True, ()
             run.update_of(copy.deepcopy(model), releases=True)  # raises for an optimizer that cannot
-        result = run.compared(variant, show=show)
-        # What a variant with a fault returns may be no output for the loss. The difference says more than an error.
+        result = run.compare(variant, show=show)
+        # The loss may raise an error for the output of a faulty variant. The difference says more than this error.
         with suppress(*([Exception] if result.same is False else [])):
             show("bytes and times")
             plain, other = copy.deepcopy(model), variant(copy.deepcopy(model))
@@ -196,19 +194,19 @@ def check(
 
 
 def compare(model: nn.Module, images: Tensor, variant: Variant) -> Check:
-    """Return the result of `check` for the first step, without the place of a difference, bytes and times."""
+    """Check the first step only, without the place of a difference, bytes and times."""
     with restore_generators(model):
-        return _Run(model, [[((images,), {})]], default_loss).compared(variant, places=False)
+        return _Run(model, [[((images,), {})]], default_loss).compare(variant, places=False)
 
 
 @dataclass
 class _Run:
-    """The network, loss and batches of all runs of a check. Each scenario starts with the current random states.
+    """The network, loss and batches of a check. Each scenario starts from the current random states.
 
     Args:
     - `steps`: the batches of each step.
     - `batches`: the batches of the scenarios.
-    - `scenarios`: what follows the steps.
+    - `scenarios`: the scenarios after the steps.
     - `evaluates`: whether an evaluation pass follows.
     - `fixed`: as in `Check`.
     - `optimizer`, `releases`: as in `check`.
@@ -226,8 +224,8 @@ class _Run:
 
     @classmethod
     def of(cls, model: nn.Module, batch: ModelInputs, loss: Callable[[Any], Tensor] | None, steps: int) -> _Run:
-        """Return a run of steps with batches that differ as far as the network and the loss accept them."""
-        run = cls(model, [[batch]], partial(_scalar, loss or _default_loss))
+        """Return a run with different batches, as far as the network and the loss accept them."""
+        run = cls(model, [[batch]], partial(_compute_loss, loss or _default_loss))
         with restore_generators(model):
             if not run.forward_of(copy.deepcopy(model))().requires_grad:
                 raise ConfigError("the loss does not require gradients", WHERE, "train some of the parameters")
@@ -249,45 +247,47 @@ class _Run:
         return run
 
     def _accepts(self, batch: ModelInputs, training: bool = True) -> bool:
-        """Return whether the network accepts a batch between two given ones, whose sizes it may have stored."""
+        """Return whether the network accepts a batch between passes of the given one. It may have stored sizes."""
         model, given = copy.deepcopy(self.model), self.steps[0][0]
         with restore_generators(self.model), torch.set_grad_enabled(training):
             try:
                 if training:
-                    for args, keywords in map(copied, (given, batch, given)):
+                    for args, keywords in map(copy_tensors, (given, batch, given)):
                         self.loss(model(*args, **keywords))
                 else:
-                    args, keywords = copied(batch)
+                    args, keywords = copy_tensors(batch)
                     model.eval()(*args, **keywords)
-            except Exception:  # what a network raises for a batch that does not fit
+            except Exception:  # networks raise anything for batches that do not fit
                 return False
         return True
 
-    def compared(self, variant: Variant, places: bool = True, show: Callable[[str], None] = lambda _: None) -> Check:
-        """Return the result of a check without bytes and times; with ``places``, it has the place of a difference.
+    def compare(self, variant: Variant, places: bool = True, show: Callable[[str], None] = lambda _: None) -> Check:
+        """Compare the values of all scenarios, without bytes and times.
 
-        ``show`` displays the scenario that runs.
+        Args:
+        - `places`: also find the place of a difference.
+        - `show`: displays the running scenario.
         """
         mode = "training mode" if self.model.training else "evaluation mode"
         mode += ", released gradients" if self.releases else ""
         result = Check(type(self.model).__name__, mode, len(self.steps), True, 0, None, self.fixed)
-        trained: list[Scenario] = []  # by the same two copies of the network
+        trained: list[Scenario] = []  # scenarios in which the current copies have trained
         for scenario in (STEPS, *self.scenarios):
             show(scenario.name)
             if not trained:
                 plain, other = self._trainings(variant)
             trained.append(scenario)
             try:
-                with self._prepared(scenario):
+                with self._isolate(scenario):
                     expected = list(_values(plain, scenario))
-            except Exception:  # what a network raises that cannot be trained in this way
+            except Exception:  # networks raise anything in scenarios that they do not support
                 if scenario is STEPS:
                     raise
                 result.skipped += (scenario.name,)
                 trained.clear()
                 continue
             try:
-                with self._prepared(scenario):
+                with self._isolate(scenario):
                     found = _first_difference(expected, _values(other, scenario))
             except Exception as error:
                 if scenario is STEPS:
@@ -300,12 +300,12 @@ class _Run:
                 result.scenarios += () if scenario is STEPS else (scenario.name,)
                 continue
             build, again = variant, self._difference_of_plain(trained, expected)
-            if again is not None and scenario is not STEPS:  # an operation of this scenario is not deterministic
+            if again is not None and scenario is not STEPS:  # nondeterministic in this scenario only
                 result.skipped += (scenario.name,)
                 trained.clear()
                 continue
             if again is not None:
-                build, found = _unchanged_network, again
+                build, found = _identity, again
             result.values += len(expected)
             result.same = False if again is None else None
             index, each = found
@@ -316,10 +316,10 @@ class _Run:
         return result
 
     def _trainings(self, variant: Variant) -> tuple[Training, Training]:
-        """Return the training of a copy of the network, and of the variant of another copy."""
+        """Return the trainings of a copy of the network and of the variant of another copy."""
         plain, own = copy.deepcopy(self.model), copy.deepcopy(self.model)
         modules = dict(own.named_modules())
-        other = self._built(variant, own)
+        other = self._build(variant, own)
         used = set(other.modules())
         shared = {name: each for name, each in modules.items() if each in used}
         same = {name: plain.get_submodule(name) for name in shared}
@@ -329,24 +329,24 @@ class _Run:
             Training(other, self.model, shared, *options, releases=self.releases),
         )
 
-    def _built(self, build: Variant, model: nn.Module) -> nn.Module:
-        """Return the variant of a copy of the network."""
-        with restore_generators(self.model):  # a variant may draw random numbers when it is built
-            twin = build(model)
-        if not isinstance(twin, nn.Module):
-            kind = type(twin).__name__
-            raise TypeError(f"variant has to return a module, and returned {kind}; end it with return model")
-        for name in ("named_parameters", "named_buffers"):  # an error names what does not match
-            match_names(dict(getattr(self.model, name)()), dict(getattr(twin, name)()))
-        return twin
+    def _build(self, variant: Variant, model: nn.Module) -> nn.Module:
+        """Build the variant of a copy of the network. Raises ConfigError for other parameters or buffers."""
+        with restore_generators(self.model):  # building may draw random numbers
+            built = variant(model)
+        if not isinstance(built, nn.Module):
+            kind = type(built).__name__
+            raise TypeError(f"variant must return a module, not {kind}; end it with return model")
+        for name in ("named_parameters", "named_buffers"):
+            match_names(dict(getattr(self.model, name)()), dict(getattr(built, name)()))
+        return built
 
     def forward_of(self, model: nn.Module) -> Callable[[], Tensor]:
         """Return a function that computes the loss of the first batch."""
-        inputs, keywords = copied(self.steps[0][0])
+        inputs, keywords = copy_tensors(self.steps[0][0])
         return lambda: self.loss(model(*inputs, **keywords))
 
     def update_of(self, model: nn.Module, releases: bool = False) -> Callable[[], object]:
-        """Return what follows backward in a measured step: with released gradients, the step of the optimizer."""
+        """Return the function that ends a measured step: with released gradients, a step of the optimizer."""
         if not self.releases:
             return lambda: None
         optimizer = self.optimizer(list(model.parameters()))
@@ -360,18 +360,18 @@ class _Run:
         return update
 
     @contextmanager
-    def _prepared(self, scenario: Scenario) -> Iterator[None]:
-        """Return a context for a scenario that restores what training changes beside the copies."""
+    def _isolate(self, scenario: Scenario) -> Iterator[None]:
+        """Restores the random number generators after a scenario. Hides warnings unless it is the steps."""
         with restore_generators(self.model), warnings.catch_warnings():
-            if scenario is not STEPS:  # the user may not train in this way
+            if scenario is not STEPS:  # the user may never train like this
                 warnings.simplefilter("ignore")
             yield
 
     def _difference_of_plain(self, scenarios: list[Scenario], expected: list[Value]) -> tuple[int, Difference] | None:
-        """Return how plain training differs from the expected values of the last scenario when it is repeated."""
-        plain, _ = self._trainings(_unchanged_network)
+        """Repeat plain training; return its first difference from the expected values of the last scenario."""
+        plain, _ = self._trainings(_identity)
         for scenario in scenarios:
-            with self._prepared(scenario):
+            with self._isolate(scenario):
                 values = _values(plain, scenario)
                 if scenario is scenarios[-1]:
                     return _first_difference(expected, values)
@@ -379,18 +379,18 @@ class _Run:
         return None
 
     def _place_of(self, scenarios: list[Scenario], index: int, value: str, variant: Variant) -> str:
-        """Repeat both runs with recorded values; return the first module and operation whose values differ.
+        """Repeat both runs and record digests; return the first module and operation whose values differ.
 
         Args:
-        - `scenarios`: up to the one in which a value differs.
-        - `index`, `value`: number and name of the value in this scenario.
+        - `scenarios`: the scenarios of the two copies. A value of the last one differs.
+        - `index`, `value`: number and name of this value.
         """
         both = []
         for training in self._trainings(variant):
             for scenario in scenarios[:-1]:
-                with self._prepared(scenario):
+                with self._isolate(scenario):
                     deque(_values(training, scenario), maxlen=0)
-            with self._prepared(scenarios[-1]), warnings.catch_warnings(), StepDigests(training.modules) as digests:
+            with self._isolate(scenarios[-1]), warnings.catch_warnings(), StepDigests(training.modules) as digests:
                 warnings.filterwarnings("ignore", ".*global hooks on modules")  # torch.compile does not call them
                 training.digests = digests
                 deque(islice(_values(training, scenarios[-1]), index + 1), maxlen=0)
@@ -403,7 +403,7 @@ class _Run:
 
 
 def _values(training: Training, scenario: Scenario) -> Iterator[Value]:
-    """Yield the values of a scenario, and the attributes that training has changed."""
+    """Run a scenario; yield its values and the attributes that training has changed."""
     if scenario is not STEPS:
         training.model.zero_grad()
     for name, value in scenario.values(training):
@@ -413,7 +413,7 @@ def _values(training: Training, scenario: Scenario) -> Iterator[Value]:
 
 
 def _first_difference(expected: list[Value], values: Iterator[Value]) -> tuple[int, Difference] | None:
-    """Return the number of the first value that differs, and how; None if all have the same bits."""
+    """Return the index of the first value that differs, and the difference; None if all bits are the same."""
     for index, (value, other) in enumerate(zip(expected, values, strict=False)):
         found = difference(value, other)
         if found is not None:
@@ -422,10 +422,10 @@ def _first_difference(expected: list[Value], values: Iterator[Value]) -> tuple[i
 
 
 def _other_batches(batch: ModelInputs, number: int, part: int) -> Iterator[ModelInputs]:
-    """Yield other batches, of 1 / ``part`` of the size, whose labels, masks and probabilities are as valid.
+    """Yield perturbed batches with 1 / ``part`` of the samples. Labels, masks and probabilities stay valid.
 
-    The first is rolled by ``number`` places along the first dimension with several elements, in all tensors that have
-    the batch size of the first tensor. In both, numbers that are not integers are a little smaller.
+    All batches have slightly smaller floating-point and complex numbers. The first is also rolled by ``number`` places
+    along the first dimension with several elements, in all tensors with the batch size of the first tensor.
     """
     tensors = tensors_in(batch)
     size = next((len(each) for each in tensors if each.ndim and not each.is_nested), 0)
@@ -442,11 +442,11 @@ def _other_batches(batch: ModelInputs, number: int, part: int) -> Iterator[Model
 
     for rolls in (True, False):
         if size >= part and (rolls or any(each.is_floating_point() for each in tensors)):
-            yield copied(batch, partial(change, rolls=rolls))
+            yield copy_tensors(batch, partial(change, rolls=rolls))
 
 
 def _check_trainable(model: nn.Module, *inputs: Any) -> None:
-    """Raise ConfigError if a network has no values or is frozen, or if it or an input cannot be copied."""
+    """Raise ConfigError if a network is lazy, on the meta device or frozen, or if it or an input cannot be copied."""
     tensors = [*model.parameters(), *model.buffers()]
     if any(nn.parameter.is_lazy(each) for each in tensors):
         raise ConfigError("the network has lazy parameters without a shape", WHERE, "run one forward pass first")
@@ -456,7 +456,7 @@ def _check_trainable(model: nn.Module, *inputs: Any) -> None:
         raise ConfigError("no parameter requires gradients", WHERE, "train some of the parameters")
     copy_network(model, WHERE)
     try:
-        copied(inputs)
+        copy_tensors(inputs)
     except Exception as error:  # classes may raise anything
         raise ConfigError(f"an input cannot be copied: {truncate(error)}", WHERE, "support copy.deepcopy") from error
 
@@ -471,25 +471,25 @@ def _default_loss(output: Any) -> Tensor:
     return default_loss(tensors)
 
 
-def _scalar(loss: Callable[[Any], Any], output: Any) -> Tensor:
-    """Return the loss of an output. Raises TypeError or ConfigError if the function or its result is no loss."""
+def _compute_loss(loss: Callable[[Any], Any], output: Any) -> Tensor:
+    """Return the loss of an output. Raises TypeError or ConfigError for an invalid function or result."""
     try:
         inspect.signature(loss.forward if isinstance(loss, nn.Module) else loss).bind(output)
     except TypeError as error:
         kind = getattr(loss, "__name__", type(loss).__name__)
         raise TypeError(f"loss is a function of the output, not {kind}: {error}; pass a lambda") from None
-    except ValueError:  # a function without a signature
+    except ValueError:  # the function has no signature
         pass
     found = loss(output)
     if not isinstance(found, Tensor):
-        raise TypeError(f"loss has to return a tensor, and returned {type(found).__name__}; leave out .item()")
+        raise TypeError(f"loss must return a tensor, not {type(found).__name__}; leave out .item()")
     if found.numel() != 1 or not found.is_floating_point():
-        what = f"loss returned a tensor of {found.dtype} and of shape {tuple(found.shape)}"
+        what = f"loss returned a tensor of dtype {found.dtype} and shape {tuple(found.shape)}"
         raise ConfigError(what, WHERE, "return one real number, such as a mean")
     return found
 
 
-def _unchanged_network(model: nn.Module) -> nn.Module:
+def _identity(model: nn.Module) -> nn.Module:
     return model
 
 

@@ -1,4 +1,4 @@
-"""What containers and objects contain."""
+"""Walks through the contents of containers and objects."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from torch import Tensor, nn
 PLAIN = (bool, int, float, complex, str, bytes, type(None), np.generic, torch.dtype, torch.device)
 
 
-def named(name: str, value: Any, seen: set[int] | None = None) -> Iterator[tuple[str, Any]]:
-    """Yield a value and all that it contains, with names such as "output['logits']" and "output[0].boxes".
+def walk(name: str, value: Any, seen: set[int] | None = None) -> Iterator[tuple[str, Any]]:
+    """Yield a value and its nested contents, with names such as "output['logits']" and "output[0].boxes".
 
-    Containers and objects whose ids are in ``seen`` are not taken apart again, so that cycles end.
+    ``seen`` has the ids of the containers and objects visited so far, each of which is visited once.
     """
     yield name, value
     seen = set() if seen is None else seen
@@ -23,20 +23,20 @@ def named(name: str, value: Any, seen: set[int] | None = None) -> Iterator[tuple
         items = items_of(value)
         seen.update([id(value)] if items else [])
         for key, each in items:
-            yield from named(f"{name}{key}", each, seen)
+            yield from walk(f"{name}{key}", each, seen)
 
 
 def items_of(value: Any) -> list[tuple[str, Any]]:
-    """Return what a container or an object contains, with the names of keys, positions or attributes."""
+    """Return the items of a container or the attributes of an object, with keys such as "[0]" and ".boxes"."""
     if isinstance(value, (*PLAIN, type, nn.Module)):
         return []
     if isinstance(value, Tensor):
         return [(f"[{index}]", each) for index, each in enumerate(value.unbind())] if value.is_nested else []
     if isinstance(value, Mapping):
-        return [(f"[{key!r}]", each) for key, each in value.items()]  # whose order is compared
+        return [(f"[{key!r}]", each) for key, each in value.items()]  # unsorted: `zoo.check` compares the order
     if isinstance(value, (set, frozenset)):
         return [(f"{{{each!r}}}", each) for each in sorted(value, key=repr)]
-    fields = getattr(value, "_fields", ())  # of a named tuple
+    fields = getattr(value, "_fields", ())  # only named tuples have them
     if isinstance(value, Sequence) and not fields:
         return [(f"[{index}]", each) for index, each in enumerate(value)]
     names = {*fields, *getattr(value, "__dataclass_fields__", ()), *getattr(value, "__dict__", ())}
@@ -45,4 +45,4 @@ def items_of(value: Any) -> list[tuple[str, Any]]:
 
 def tensors_in(value: Any) -> list[Tensor]:
     """Return all tensors in a value, including attributes of objects such as dataclasses."""
-    return [each for _, each in named("", value) if isinstance(each, Tensor)]
+    return [each for _, each in walk("", value) if isinstance(each, Tensor)]

@@ -1,6 +1,6 @@
-"""Whether a training step fits into memory, and the largest batch whose step does.
+"""Answers whether a training step fits into memory, and which batch is the largest that does.
 
-Other batches are counted on the meta device, which takes no memory.
+Steps with other batches are counted on the meta device, which takes no memory.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from torch.overrides import TorchFunctionMode
 from zoo.errors import ConfigError, join_names
 from zoo.memory.containers import tensors_in
 from zoo.memory.release import OptimizerTwin
-from zoo.memory.trial import ModelInputs, Trial, copied
+from zoo.memory.trial import ModelInputs, Trial, copy_tensors
 from zoo.ops.meta_attention import meta_attention
 from zoo.remat.budget import Budget, parse_limit
 from zoo.remat.limit import MARGIN, optimizer_states
@@ -31,7 +31,7 @@ REMEDY = "make a report of each batch, and ask its fits()"
 
 @dataclass(frozen=True, repr=False)
 class Fit:
-    """Whether a training step fits into memory: true or false. Its string also says how many bytes are left or missing.
+    """Whether a training step fits into memory, as a truth value. Its string has the margin in bytes.
 
     Args:
     - `peak`: bytes of the step at its peak; infinite if they could not be allocated.
@@ -54,20 +54,20 @@ class Fit:
 
 
 class Subject:
-    """A network and inputs, whose training steps with other batches are counted.
+    """Counts training steps of a network with other batches.
 
-    The inputs are kept on the meta device, and the network on its own.
+    Keeps the network on its device, and the inputs on the meta device.
 
     Args:
     - `budget`: the budget of lean training.
-    - `twin`: builds the optimizer, whose step is part of a training step.
+    - `twin`: builds the optimizer. Its step is part of a training step.
     """
 
     def __init__(
         self, model: nn.Module, inputs: ModelInputs, budget: Budget, twin: OptimizerTwin | None = None
     ) -> None:
         self._model, self._budget, self._twin = model, budget, twin
-        self._inputs: ModelInputs = copied(inputs, lambda each: each.to("meta"))
+        self._inputs: ModelInputs = copy_tensors(inputs, lambda each: each.to("meta"))
         self._has_autocast = any(map(torch.is_autocast_enabled, ("cpu", "cuda")))
         self._state_bytes = sum(each.nbytes for each in optimizer_states(list(model.parameters())))
 
@@ -77,7 +77,7 @@ class Subject:
         return self._state_bytes or copies * trained
 
     def missing_bytes(self, copies: int) -> int:
-        """Return the part of `state_bytes` that a measured step has not counted."""
+        """Return the part of `state_bytes` that a measured step lacks."""
         if self._twin is not None:
             return 0
         return self.state_bytes(copies) - self._state_bytes
@@ -115,18 +115,18 @@ class Subject:
             ) from error
 
     def _peak(self, model: nn.Module, given: int, is_plain: bool, batch: int) -> float:
-        """Return the bytes of a step, with the state of the optimizer if it is given."""
+        """Return the peak of a step, including the state of a given optimizer."""
 
         def scaled(tensor: Tensor) -> Tensor:
             if tensor.ndim == 0 or len(tensor) != given:
                 return tensor
             return tensor.new_empty((batch, *tensor.shape[1:])).requires_grad_(tensor.requires_grad)
 
-        # The state of the given optimizer is on another device than the counted network.
+        # The state of the given optimizer is on the device of the network, not on the meta device.
         twin = None if self._twin is None else replace(self._twin, optimizer=self._twin.build(model))
         if twin is not None:
             twin.optimizer.state.clear()
-        trial = Trial(model, copied(self._inputs, scaled), PLACE, twin)
+        trial = Trial(model, copy_tensors(self._inputs, scaled), PLACE, twin)
         if is_plain:
             return trial.plain().peak
         return trial.lean(Budget(0.0 if self._budget.peak_bytes is not None else self._budget.share)).peak
@@ -149,9 +149,9 @@ def _largest_batch(bytes_for: Callable[[int], float], limit: int) -> int:
 
 
 def largest_fitting(bytes_for: Callable[[int], float], memory_bytes: int, power: int = 1) -> int:
-    """Return the largest integer n whose ``bytes_for`` fit in ``memory_bytes``; 0 if not even 2 fits.
+    """Return the largest integer n for which ``bytes_for(n)`` fit in ``memory_bytes``; 0 if 2 does not fit.
 
-    The bytes are piecewise linear in n ** ``power``, so the next guess is an interpolation of two values.
+    Interpolates between two values, because the bytes are piecewise linear in n ** ``power``.
     """
     fits, taken = 2, bytes_for(2)
     if taken > memory_bytes:
@@ -170,12 +170,12 @@ def largest_fitting(bytes_for: Callable[[int], float], memory_bytes: int, power:
 
 
 class _ToMeta(TorchFunctionMode):
-    """A context in which copies of tensors are on the meta device."""
+    """Places copies of tensors on the meta device."""
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        if func is Tensor.clone:  # by nn.Parameter.__deepcopy__
+        if func is Tensor.clone:  # nn.Parameter.__deepcopy__ calls it
             return torch.empty_like(args[0], device="meta")
         if func is Tensor.__deepcopy__:
             tensor, memo = args

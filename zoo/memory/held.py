@@ -26,26 +26,26 @@ from zoo.torch_internals.compiler import never_compile
 from zoo.torch_internals.data import is_wrapper, memory_id, observer, storage_id, tensors_of
 from zoo.torch_internals.dispatch import TorchDispatchMode
 
-# What lean training does with memory that plain training holds.
+# Why lean training frees memory that plain training holds.
 RECOMPUTED = "recomputed in backward"
-NOT_READ = "not read by backward"  # of layers with frozen weights
-# Reasons to hold memory.
+NOT_READ = "not read by backward"  # inputs of layers with frozen weights
+# Why lean training holds memory.
 SMALL = "small"
 NOT_RECOMPUTABLE = "not an operation that can be recomputed"
 WITH_BUDGET = "recomputed only if the budget allows it"
 WITHIN_BUDGET = "the budget has room for it"
 NOT_SMALLER = "the inputs of its recipe are not smaller"
-INPUT = "input of a recipe"  # which plain training frees
+INPUT = "input of a recipe"  # plain training frees it
 
 
 class HeldMemory(NamedTuple):
     """Memory that plain or lean training holds between forward and backward.
 
     Args:
-    - `place`: name of the module that first saves it, or else of the module that computes it.
-    - `made_by`: the operation that computed its contents, such as "aten.convolution"; "zoo.lean" for bits and copies.
-    - `plain`, `lean`: bytes that plain and lean training hold of it.
-    - `reason`: why lean training holds it, or does not.
+    - `place`: name of the first module that saves it; for memory that no module saves, of the module that computes it.
+    - `made_by`: operation that computed its contents, such as "aten.convolution"; "zoo.lean" for bits and copies.
+    - `plain`, `lean`: bytes that plain and lean training hold.
+    - `reason`: why lean training holds or frees it.
     """
 
     place: str
@@ -60,8 +60,8 @@ class ModuleMemory(NamedTuple):
 
     Args:
     - `name`: qualified name of the module; "" for the network itself.
-    - `kind`: its class.
-    - `memory`: what autograd saves first in this module, and inputs of recipes that this module computes.
+    - `kind`: class of the module.
+    - `memory`: memory whose `place` is this module.
     """
 
     name: str
@@ -79,18 +79,18 @@ class ModuleMemory(NamedTuple):
         return sum(each.lean for each in self.memory)
 
     @property
-    def kept(self) -> dict[tuple[str, str], int]:
-        """Bytes that lean training holds, by the operation that computed them and the reason; the most first."""
-        return _most_first(((each.made_by, each.reason), each.lean) for each in self.memory)
+    def held(self) -> dict[tuple[str, str], int]:
+        """Bytes that lean training holds, by operation and reason, largest first."""
+        return _largest_first(((each.made_by, each.reason), each.lean) for each in self.memory)
 
     @property
-    def repeated(self) -> dict[str, int]:
-        """Bytes that lean training recomputes, by the operation that computed them; the most first."""
-        return _most_first((each.made_by, each.plain) for each in self.memory if each.reason == RECOMPUTED)
+    def recomputed(self) -> dict[str, int]:
+        """Bytes that lean training recomputes, by operation, largest first."""
+        return _largest_first((each.made_by, each.plain) for each in self.memory if each.reason == RECOMPUTED)
 
 
-def _most_first(sizes: Iterator[tuple[Any, int]]) -> dict[Any, int]:
-    """Return the total bytes per key, the largest first, without zeros."""
+def _largest_first(sizes: Iterator[tuple[Any, int]]) -> dict[Any, int]:
+    """Return the total bytes per key, largest first, without zeros."""
     sums: Counter[Any] = Counter()
     for key, size in sizes:
         sums[key] += size
@@ -98,15 +98,15 @@ def _most_first(sizes: Iterator[tuple[Any, int]]) -> dict[Any, int]:
 
 
 def held_memory(trial: Trial, budget: Budget) -> list[ModuleMemory]:
-    """Return the modules that hold memory after a lean forward pass, in the order in which they compute it.
+    """Run a lean forward pass; return the modules that hold memory after it, in the order of execution.
 
     The pass follows the plan for the budget, if there is one already.
     """
     network, log = trial.copy(), HeldLog()
     kinds = {name: type(module).__name__ for name, module in network.named_modules()}
-    with log.naming(network), log.recording(budget, **trial.options(network)):
+    with log.track_modules(network), log.record(budget, **trial.options(network)):
         network(*trial.inputs[0], **trial.inputs[1])
-    del network  # what its attributes refer to is not held for backward
+    del network  # tensors in its attributes are not held for backward
     gc.collect()
     by_place: dict[str, list[HeldMemory]] = {}
     for each in log.memory(budget.has_limit):
@@ -119,10 +119,10 @@ class _Storage:
     """A storage that forward has created.
 
     Args:
-    - `size`: its bytes.
-    - `place`: name of the module that first saves it, or else of the module that created it.
-    - `operation`: computed its contents; None for memory that lean training itself takes.
-    - `is_saved`: whether autograd saves it, as plain training does.
+    - `size`: bytes of the storage.
+    - `place`: as in `HeldMemory`.
+    - `operation`: operation that computed its contents; None for memory that lean training adds.
+    - `is_saved`: whether autograd saves it in plain training.
     """
 
     size: int
@@ -132,28 +132,28 @@ class _Storage:
 
 
 class HeldLog(StorageLog):
-    """Knows the storages that a lean forward pass creates, and which of them autograd saves.
+    """Logs the storages that a lean forward pass creates, and which of them autograd saves.
 
-    The log holds what autograd holds for the pass, even if the outputs of the pass are freed. Once they are, what is
-    still alive is held for backward.
+    The log keeps saved memory alive. After the outputs of the pass are freed, all memory still alive is held for
+    backward.
     """
 
     def __init__(self) -> None:
         super().__init__()
-        self._places = [""]  # the running modules, the innermost last
+        self._places = [""]  # names of the running modules, innermost last
         self._created: list[_Storage] = []
-        self._alive: dict[int, _Storage] = {}  # by address
+        self._alive: dict[int, _Storage] = {}  # address -> storage
         self._packed: list[Any] = []
 
     @contextmanager
-    def recording(self, budget: Budget | None = None, **options: Any) -> Iterator[Rematerializer]:
-        """Return a context of a forward pass in a `Rematerializer` with these options."""
-        with self, _Observed(self, budget, **options) as rematerializer, _Names(self):
+    def record(self, budget: Budget | None = None, **options: Any) -> Iterator[Rematerializer]:
+        """Logs a forward pass in a `Rematerializer` with these options, which it yields."""
+        with self, _LoggedRematerializer(self, budget, **options) as rematerializer, _LogOperations(self):
             yield rematerializer
 
     @contextmanager
-    def naming(self, model: nn.Module) -> Iterator[None]:
-        """Return a context in which the log knows the name of the running module."""
+    def track_modules(self, model: nn.Module) -> Iterator[None]:
+        """Lets the log know the name of the running module."""
 
         def leave(*_: Any) -> None:
             self._places.pop()
@@ -183,17 +183,17 @@ class HeldLog(StorageLog):
             self._alive[memory_id(out)].operation = operation
 
     def note_saved(self, tensor: Tensor, packed: Any) -> None:
-        """Record that autograd saves a tensor, and holds ``packed`` in its place."""
+        """Record that autograd saves a tensor and holds ``packed`` in its place."""
         self._packed.append(packed)
         storage = self._alive.get(memory_id(tensor)) if _has_memory(tensor) else None
         if storage is not None and not storage.is_saved:
             storage.is_saved, storage.place = True, self._places[-1]
 
     def memory(self, has_limit: bool = False) -> list[HeldMemory]:
-        """Return the memory that is held now or that plain training would hold, in the order of its creation.
+        """Return the memory that is held now or would be held in plain training, in the order of creation.
 
         Args:
-        - `has_limit`: whether there is a budget, so that convolutions and products may be recomputed.
+        - `has_limit`: whether a budget allows to recompute convolutions and products.
         """
         found = []
         alive = set(self._alive.values())
@@ -206,8 +206,8 @@ class HeldLog(StorageLog):
         return found
 
 
-class _Observed(Rematerializer):
-    """A rematerializer whose log sees what autograd saves."""
+class _LoggedRematerializer(Rematerializer):
+    """A rematerializer that logs the tensors that autograd saves."""
 
     def __init__(self, log: HeldLog, budget: Budget | None, **options: Any) -> None:
         super().__init__(budget, **options)
@@ -221,8 +221,8 @@ class _Observed(Rematerializer):
         return packed
 
 
-class _Names(TorchDispatchMode):
-    """Tells a log the operations that the network calls, for which a rematerializer may call others."""
+class _LogOperations(TorchDispatchMode):
+    """Logs the operations that the network calls, before the rematerializer replaces some of them."""
 
     supports_higher_order_operators = True
 
@@ -237,7 +237,7 @@ class _Names(TorchDispatchMode):
         inputs = {memory_id(each) for each in tensors_of((args, kwargs)) if _has_memory(each)}
         result = call_in_mode(func, *args, **kwargs)
         for each in filter(_has_memory, tensors_of(result)):
-            if memory_id(each) not in inputs or traits_of(func).is_writing:  # otherwise a view
+            if memory_id(each) not in inputs or traits_of(func).is_writing:  # not a view
                 self._log.note_operation(func, each)
         return result
 

@@ -1,4 +1,4 @@
-"""The module and the operation in which the values of two training steps first differ."""
+"""Finds the module and the operation in which the values of two training steps first differ."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from zoo.torch_internals.data import tensors_of
 
 
 class StepDigests:
-    """Records in a step digests of the outputs of modules, and of the gradients that each node of autograd computes.
+    """Records digests of the outputs of modules and of the gradients of autograd nodes in a training step.
 
-    Nodes of eager training are numbered from the loss on; each belongs to the innermost module that made it.
+    Nodes are numbered from the loss. Each belongs to the innermost module that created it.
     """
 
     def __init__(self, modules: dict[str, nn.Module]) -> None:
@@ -29,17 +29,17 @@ class StepDigests:
         self._outputs: list[tuple[str, str, list[int]]] = []
         self._owners: dict[Any, str] = {}
         self._nodes: list[tuple[str, str]] = []  # owner and operation
-        self._gradients: dict[int, list[int]] = {}  # by the number of a node, in the order of execution
+        self._gradients: dict[int, list[int]] = {}  # number of a node -> digests, in the order of execution
 
     def __enter__(self) -> StepDigests:
-        self._handle = module_hooks.register_module_forward_hook(self._see_output)
+        self._handle = module_hooks.register_module_forward_hook(self._record_outputs)
         return self
 
     def __exit__(self, *_: object) -> None:
         self._handle.remove()
         self._owners.clear()
 
-    def _see_output(self, module: nn.Module, _: Any, output: Any) -> None:
+    def _record_outputs(self, module: nn.Module, _: Any, output: Any) -> None:
         if module not in self._names or torch.compiler.is_compiling():
             return
         outputs = tensors_of(output)
@@ -51,16 +51,16 @@ class StepDigests:
         self._outputs.append((name, operations[-1] if operations else "", [_digest(each) for each in outputs]))
 
     def begin_backward(self, loss: Tensor) -> None:
-        """Let all nodes of the loss record the gradients that they compute."""
+        """Register hooks that record the gradients of each node of the loss."""
         for number, node in enumerate(_nodes_from(loss.grad_fn, {})):
             self._nodes.append((self._owners.get(node, "the loss"), node.name()))
-            node.register_hook(partial(self._see_gradients, number))
+            node.register_hook(partial(self._record_gradients, number))
 
-    def _see_gradients(self, number: int, gradients: Any, _: Any) -> None:
+    def _record_gradients(self, number: int, gradients: Any, _: Any) -> None:
         self._gradients[number] = [_digest(each) for each in gradients if each is not None]
 
     def first_difference(self, other: StepDigests) -> str:
-        """Return the module and operation of the first value that differs, or ""."""
+        """Return the module and operation of the first value that differs; "" if no recorded value differs."""
         for (name, operation, found), (other_name, _, others) in zip(self._outputs, other._outputs, strict=False):
             if name != other_name:
                 break
@@ -75,12 +75,12 @@ class StepDigests:
 
 
 def _digest(tensor: Tensor) -> int:
-    """Return a number that depends on all bits of a tensor and on their order."""
+    """Return a hash of the bits of a tensor."""
     return hash(bits(elements_of(tensor)).cpu().numpy().tobytes())
 
 
 def _nodes_from(node: Any, known: Container[Any]) -> Iterator[Any]:
-    """Yield a node of autograd and what it depends on, up to known nodes."""
+    """Yield an autograd node and the nodes that follow it in backward, up to known nodes."""
     seen, waiting = set(), [node]
     while waiting:
         node = waiting.pop()

@@ -16,7 +16,7 @@ from zoo.memory.trial import Timeline
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-# Pictures are transparent, and their colors can be read on white and on the dark pages of the documentation.
+# Plots are transparent, with colors that are readable on white and dark pages.
 GRAY, BLUE, ORANGE = "#7E7E86", "#2A7FC0", "#D55E00"
 STYLE: Any = {
     "savefig.transparent": True, "savefig.dpi": 160, "font.size": 9, "axes.titlesize": 9, "figure.titlesize": 10,
@@ -26,15 +26,15 @@ STYLE: Any = {
 }  # fmt: skip
 LINE_COLORS = (ORANGE, BLUE)  # plain, lean
 WIDTH, HEIGHT = 7, 3.6  # inches; a page shows an inch in about 100 pixels
-MIN_SHARE = 0.04  # of forward between two names on the axis
-FORMATS = ("pdf", "svg", "png", "jpg", "jpeg", "webp", "tif", "tiff", "eps", "ps")  # that matplotlib writes by itself
+MIN_DISTANCE = 0.04  # minimum between two names on the axis, as a share of forward
+FORMATS = ("pdf", "svg", "png", "jpg", "jpeg", "webp", "tif", "tiff", "eps", "ps")  # need no package but matplotlib
 
 
 @contextmanager
-def drawing(where: str, height: float = HEIGHT) -> Iterator[Figure]:
-    """Context in which an empty figure is drawn in the style of this package; notebooks show the figure.
+def draw_figure(where: str, height: float = HEIGHT) -> Iterator[Figure]:
+    """Yields an empty figure and applies the style of this package. Notebooks show the figure.
 
-    Raises ConfigError, with ``where``, if matplotlib is not installed.
+    Raises ConfigError for ``where`` if matplotlib is not installed.
     """
     try:
         from matplotlib import rc_context
@@ -47,7 +47,7 @@ def drawing(where: str, height: float = HEIGHT) -> Iterator[Figure]:
         """A figure that notebooks show even if pyplot is not imported."""
 
         def _repr_png_(self) -> bytes:
-            return _encoded(self, "png")
+            return _encode(self, "png")
 
     with rc_context(STYLE):
         figure = InlineFigure((WIDTH, height), layout="constrained")
@@ -56,11 +56,11 @@ def drawing(where: str, height: float = HEIGHT) -> Iterator[Figure]:
 
 
 def draw_timelines(title: str, timelines: Mapping[str, Timeline]) -> Figure:
-    """Return a plot of timelines, each with its peak; the names of modules stand where they start in the first one.
+    """Plot timelines and their peaks. The axis names modules at their start in the first timeline.
 
     Notebooks show the figure. Raises ConfigError if matplotlib is not installed.
     """
-    with drawing("MemoryReport.plot") as figure:
+    with draw_figure("MemoryReport.plot") as figure:
         axes = figure.add_subplot()
         for (name, timeline), color in zip(timelines.items(), LINE_COLORS, strict=False):
             times = [timeline.time_of(index) for index in range(len(timeline.bytes))]
@@ -81,7 +81,7 @@ def draw_timelines(title: str, timelines: Mapping[str, Timeline]) -> Figure:
         labels: list[str] = []
         for change, name in first.starts:
             place = first.time_of(change)
-            if place <= 1 and bisect_left(ticks, place - MIN_SHARE) == len(ticks):
+            if place <= 1 and bisect_left(ticks, place - MIN_DISTANCE) == len(ticks):
                 ticks.append(place)
                 labels.append(name)
         axes.set_xticks(ticks, labels, rotation=60, ha="right", fontsize=8)
@@ -97,21 +97,21 @@ def draw_timelines(title: str, timelines: Mapping[str, Timeline]) -> Figure:
 
 
 def format_of(path: Path) -> str:
-    """Return the format of a picture, the suffix of its file name; ConfigError unless matplotlib writes it."""
+    """Return the format of an image file, which is its suffix. Raises ConfigError unless it is one of `FORMATS`."""
     suffix = path.suffix.removeprefix(".").lower()
     if suffix not in FORMATS:
-        what = f"{path.suffix!r} is not the suffix of a picture" if suffix else "the file name has no suffix"
+        what = f"{path.suffix!r} is not the suffix of an image file" if suffix else "the file name has no suffix"
         raise ConfigError(what, path, f"use one of {join_names(f'.{each}' for each in FORMATS)}")
     return suffix
 
 
 def save(figure: Figure, path: Path) -> None:
-    """Write a figure in the format of the suffix of ``path``."""
-    write_bytes(path, _encoded(figure, format_of(path)))
+    """Write a figure in the format that the suffix of ``path`` names."""
+    write_bytes(path, _encode(figure, format_of(path)))
 
 
-def _encoded(figure: Figure, kind: str) -> bytes:
-    """Return a figure as a transparent picture of a format."""
+def _encode(figure: Figure, kind: str) -> bytes:
+    """Return a figure as a transparent image file."""
     from matplotlib import rc_context
 
     content = io.BytesIO()

@@ -1,4 +1,4 @@
-"""Shows what a measurement of several steps is doing: `progress`."""
+"""Displays the progress of a measurement of several steps."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ DELAY_S = 1.5
 
 
 @contextmanager
-def progress(title: str) -> Iterator[Callable[[str], None]]:
-    """Yield a function that sets what is measured, which is shown behind ``title`` with the time so far.
+def show_progress(title: str) -> Iterator[Callable[[str], None]]:
+    """Displays ``title``, the current step and the elapsed time. Yields a function that sets the step.
 
-    The line appears after `DELAY_S`, on a terminal or in a notebook, and disappears at the end. The environment
-    variable TQDM_DISABLE=1 turns it off.
+    The line appears after `DELAY_S` on a terminal or in a notebook, and disappears at the end. The environment variable
+    TQDM_DISABLE=1 turns it off.
     """
     is_terminal = sys.stderr.isatty()
     if not is_terminal and "ipykernel" not in sys.modules:
         yield lambda _: None
         return
-    from tqdm.auto import tqdm  # here, because it takes a tenth of a second
+    from tqdm.auto import tqdm  # imported late, because it takes a tenth of a second
 
     # Without a size, tqdm draws nothing on terminals that do not report theirs. A notebook has none.
     columns, lines = shutil.get_terminal_size() if is_terminal else (None, None)

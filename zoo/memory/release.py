@@ -1,10 +1,8 @@
-"""`zoo.release_gradients`: each gradient is used and freed inside backward, with the bits of the optimizer's own step.
+"""`zoo.release_gradients`: applies and frees each gradient inside backward, bit-identical to the optimizer's own step.
 
-A gradient is complete when autograd has accumulated all its parts. The hook of this moment calls the optimizer's own
-step for this parameter alone, and puts a tensor without memory in the place of the gradient, which raises an error
-where it is read. `optimizer.step()` then updates what is left.
-
-Tested by tests/memory/test_release.py.
+When autograd has accumulated a gradient, a hook calls the optimizer's own step for this parameter alone, and replaces
+the gradient by a tensor without memory that raises an error when it is read. `optimizer.step()` then updates the
+remaining parameters.
 """
 
 from __future__ import annotations
@@ -29,19 +27,19 @@ from torch.utils.hooks import RemovableHandle
 from zoo.errors import ConfigError, join_names
 from zoo.torch_internals.data import is_wrapper, tree_leaves, without_memory
 
-PLACE = "zoo.release_gradients"  # in messages
+PLACE = "zoo.release_gradients"  # named in errors
 
-#: The optimizers of torch.optim that update each parameter by its own gradient and state alone. torch 2.11 to 2.15.
+#: Optimizers of torch.optim 2.11 to 2.15 that update each parameter independently of the others.
 PER_PARAMETER = (
     "ASGD", "Adadelta", "Adafactor", "Adagrad", "Adam", "AdamW", "Adamax", "Muon", "NAdam", "RAdam", "RMSprop", "Rprop",
     "SGD", "SparseAdam",
 )  # fmt: skip
 
-#: Share of the bytes of all gradients that the smallest gradients may take, which stay for `optimizer.step()`. Most of
-#: the parameters of a network, norms and biases, take less, and the calls for each of them would take time.
+#: The smallest gradients, up to this share of all bytes, stay for `optimizer.step()`. Most parameters are norms and
+#: biases, for which separate updates would take time and free little.
 KEPT_SHARE = 0.02
 
-#: Part of the name of an operation -> what to do instead of calling it for a released gradient.
+#: Part of the name of an operation -> the alternative to this operation on a released gradient.
 REMEDIES = {
     "norm": "clip with release_gradients(..., clip_value=), or train without release: a norm needs all gradients",
     "clamp": "pass the limit as release_gradients(..., clip_value=)",
@@ -52,19 +50,19 @@ REMEDIES = {
 
 
 class ReleasedGradient(Tensor):
-    """A gradient that was used and freed: it has a shape and no memory, and every operation on it raises ConfigError.
+    """Replaces a gradient that was applied and freed. It has a shape but no memory; operations on it raise ConfigError.
 
     Args:
-    - `parameter`: the parameter that it belongs to.
+    - `parameter`: the parameter of the gradient.
     - `name`: the name of the parameter.
     """
 
-    of: str
+    parameter_name: str
 
     def __new__(cls, parameter: Tensor, name: str) -> ReleasedGradient:
         """Return a tensor of the shape, dtype and device of a parameter."""
         self: ReleasedGradient = without_memory(cls, parameter)
-        self.of = name
+        self.parameter_name = name
         return self
 
     def __init__(self, parameter: Tensor, name: str) -> None:
@@ -73,16 +71,17 @@ class ReleasedGradient(Tensor):
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
         """Raise ConfigError with the name of the parameter and what to do instead."""
-        found = next((each.of for each in tree_leaves((args, kwargs or {})) if isinstance(each, cls)), "a parameter")
+        leaves = tree_leaves((args, kwargs or {}))
+        name = next((each.parameter_name for each in leaves if isinstance(each, cls)), "a parameter")
         remedy = next(text for part, text in REMEDIES.items() if part in str(func))
-        raise ConfigError(f"the gradient of {found} was released in backward, and {func} reads it", PLACE, remedy)
+        raise ConfigError(f"the gradient of {name} was released in backward, and {func} reads it", PLACE, remedy)
 
     def __repr__(self, **_: Any) -> str:  # type: ignore[override]
-        return f"ReleasedGradient({self.of})"
+        return f"ReleasedGradient({self.parameter_name})"
 
 
 def unhooked_step(optimizer: Optimizer) -> Callable[[Optimizer], object]:
-    """Return the step of an optimizer's class without the hooks of `Optimizer.step`."""
+    """Return the step method of an optimizer's class without step hooks."""
     step: Any = type(optimizer).step
     found: Callable[[Optimizer], object] = step.__wrapped__
     return found
@@ -90,11 +89,11 @@ def unhooked_step(optimizer: Optimizer) -> Callable[[Optimizer], object]:
 
 @dataclass(frozen=True)
 class OptimizerTwin:
-    """How to build the optimizer of a copy of a network, with states of the same size.
+    """Builds optimizers for copies of a network, with states of the same size.
 
     Args:
-    - `optimizer`: the optimizer, or one that was made from it.
-    - `groups`: the options of each group, and which parameters of the network are in it.
+    - `optimizer`: the optimizer of the network, or one that a twin built.
+    - `groups`: options of each parameter group, and the indices of its parameters in the network.
     - `releases`: whether gradients are released.
     """
 
@@ -118,13 +117,13 @@ class OptimizerTwin:
         return cls(optimizer, groups, release_of(optimizer) is not None)
 
     def build(self, model: nn.Module) -> Optimizer:
-        """Return the optimizer of a copy of the network, after a step with gradients of 0, which creates its state."""
+        """Build the optimizer of a copy of the network. A step with zero gradients creates its state."""
         own = [*model.parameters()]
-        forms = {"fused": None} if own[0].is_meta else {}  # torch's fused forms do not run there
-        groups = [{**options, **forms, "params": [own[each] for each in numbers]} for options, numbers in self.groups]
+        changes = {"fused": None} if own[0].is_meta else {}  # fused optimizers do not run on the meta device
+        groups = [{**options, **changes, "params": [own[each] for each in numbers]} for options, numbers in self.groups]
         cls = type(self.optimizer)
         known = inspect.signature(cls).parameters
-        defaults = {key: value for key, value in {**self.optimizer.defaults, **forms}.items() if key in known}
+        defaults = {key: value for key, value in {**self.optimizer.defaults, **changes}.items() if key in known}
         built: Optimizer = cls(groups, **defaults)
         gradients = [each.grad for each in own]
         for each in own:
@@ -139,11 +138,11 @@ class _Slot:
     """A parameter whose gradient is released.
 
     Args:
-    - `group`: the index of its group in the optimizer.
+    - `group`: index of its parameter group in the optimizer.
 
     Attributes:
-    - `count`: gradients that it got since the last `optimizer.step()`.
-    - `version`: its version counter after its update; None before.
+    - `count`: number of gradients since the last `optimizer.step()`.
+    - `version`: version counter of the parameter after its update; None before the update.
     """
 
     def __init__(self, parameter: Tensor, name: str, group: int) -> None:
@@ -153,10 +152,10 @@ class _Slot:
 
 
 class GradientRelease:
-    """The release of the gradients of an optimizer, which `release_gradients` returns.
+    """Releases the gradients of an optimizer. `release_gradients` returns it.
 
     Attributes:
-    - `model`, `optimizer`: as given.
+    - `model`, `optimizer`: the arguments of `release_gradients`.
     - `accumulate_steps`: number of backward passes before each `optimizer.step()`. It may be set between steps.
     - `slots`: the parameters whose gradients are released.
     """
@@ -167,15 +166,15 @@ class GradientRelease:
         self._step = unhooked_step(optimizer)
         self._lock = threading.Lock()  # backward has a thread for each GPU
         self.slots: dict[Tensor, _Slot] = {}
-        self._options: dict[int, list[tuple[Any, ...]]] = {}  # of the groups whose parameters were updated
+        self._options: dict[int, list[tuple[Any, ...]]] = {}  # index of a group -> its options during the updates
         self._handles: list[RemovableHandle] = [optimizer.register_step_post_hook(self._after_step)]
         self._before = optimizer.register_step_pre_hook(self._before_step)
         self._add_parameters()
         _active.add(self)
 
     @contextmanager
-    def accumulating(self) -> Iterator[None]:
-        """Context in which backward keeps the gradients, for all micro-batches of a step but the last."""
+    def accumulate(self) -> Iterator[None]:
+        """Keeps gradients in backward. For all micro-batches of a step but the last."""
         before, self._keeps = self._keeps, True
         try:
             yield
@@ -183,7 +182,7 @@ class GradientRelease:
             self._keeps = before
 
     def remove(self) -> None:
-        """End the release: later backward passes keep their gradients."""
+        """Stop releasing gradients: later backward passes keep them."""
         for handle in (*self._handles, self._before):
             handle.remove()
         self._handles.clear()
@@ -191,9 +190,9 @@ class GradientRelease:
         _active.discard(self)
 
     def _add_parameters(self) -> None:
-        """Add the parameters of the optimizer that belong to the network, require gradients, and are new.
+        """Add new parameters of the optimizer that belong to the network and require gradients.
 
-        The smallest are left out, whose gradients are together at most `KEPT_SHARE` of all.
+        Leaves out the smallest, up to `KEPT_SHARE` of all bytes.
         """
         names = {parameter: name for name, parameter in self.model.named_parameters()}
         found: list[tuple[nn.Parameter, int]] = []
@@ -207,21 +206,21 @@ class GradientRelease:
             total += each.nbytes
             if total > limit and each not in self.slots:
                 slot = self.slots[each] = _Slot(each, names[each], index)
-                # The hooks of a tensor are not seen by Python's garbage collector, which so frees the parameters.
+                # Weak references: Python's garbage collector does not see hooks of tensors, and would not free cycles.
                 hook = partial(_receive, weakref.ref(self), weakref.ref(slot))
                 self._handles.append(each.register_post_accumulate_grad_hook(hook))
 
     def receive(self, slot: _Slot, parameter: Tensor) -> None:
-        """Update a parameter whose gradient of a backward pass is complete, and release the gradient."""
+        """Update a parameter whose gradient is complete, and release the gradient."""
         if self._keeps:
             return
         gradient = parameter.grad
         assert gradient is not None
         if slot.version is not None:
             raise ConfigError(
-                f"{slot.name} gets a second gradient after its update, as optimizer.step() was not called",
+                f"{slot.name} received a second gradient after its update and before optimizer.step()",
                 PLACE,
-                "call optimizer.step() after each backward, also where a loss is not finite, or set accumulate_steps",
+                "call optimizer.step() after each backward, even if a loss is not finite, or set accumulate_steps",
             )
         if gradient.requires_grad:
             raise ConfigError(
@@ -249,10 +248,10 @@ class GradientRelease:
         parameter.grad = slot.released
 
     def _before_step(self, _: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Check that nothing changed since the updates that would have changed them, and prepare the step."""
+        """Clear released gradients. Raises ConfigError if options, parameters or gradients changed after an update."""
         if any(each is not None for each in (*args[1:], *kwargs.values())):
             raise ConfigError(
-                "a closure runs backward inside of optimizer.step()", PLACE, "call backward before, and step()"
+                "a closure runs backward inside optimizer.step()", PLACE, "call backward first, then step()"
             )
         for index, options in self._options.items():
             changed = [
@@ -284,7 +283,7 @@ class GradientRelease:
         for slot in self.slots.values():
             slot.count, slot.version = 0, None
         self._add_parameters()
-        self._before.remove()  # the last of the hooks before a step: the others may read gradients
+        self._before.remove()  # register it again, as the last hook: the others may read gradients
         self._before = self.optimizer.register_step_pre_hook(self._before_step)
 
 
@@ -310,11 +309,11 @@ def is_released(parameter: Tensor) -> bool:
 def release_gradients(
     model: nn.Module, optimizer: Optimizer, *, accumulate_steps: int = 1, clip_value: float | None = None
 ) -> GradientRelease:
-    """Update each parameter in backward as soon as its gradient is complete, and free the gradient; the same bits.
+    """Update each parameter inside backward once its gradient is complete, and free the gradient. Bit-identical.
 
-    The loop stays as it is. `backward` updates the parameters by the optimizer's own step, one at a time.
-    `optimizer.step()` updates what is left, such as parameters with other gradients, and runs the hooks of a step.
-    After backward, reading a gradient raises ConfigError.
+    The training loop does not change. `backward` calls the optimizer's own step for one parameter at a time.
+    `optimizer.step()` updates the remaining parameters and runs step hooks. After backward, reading a gradient raises
+    ConfigError.
 
     >>> import torch, zoo
     >>> model = zoo.lean(torch.nn.Linear(4, 2))
@@ -324,21 +323,22 @@ def release_gradients(
     >>> optimizer.step()
     >>> optimizer.zero_grad()
 
-    Set learning rates before backward. A backward pass cannot be undone by skipping `optimizer.step()`. After each
-    step gradients are None, as `zero_grad()` leaves them. The smallest gradients, together at most 2 % of all, stay for
+    Set learning rates before backward. Skipping `optimizer.step()` does not undo a backward pass. After each step
+    gradients are None, as after `zero_grad()`. The smallest gradients, together at most 2 % of all bytes, stay for
     `optimizer.step()`.
 
     Args:
-    - `model`: the network. Gradients of its parameters are released.
-    - `optimizer`: an optimizer of torch.optim that updates each parameter by itself: any but LBFGS.
-    - `accumulate_steps`: number of backward passes before each `optimizer.step()`, of which the last one releases.
-      Where the number varies, run all passes but the last within ``release.accumulating()`` instead.
+    - `model`: the network whose gradients are released.
+    - `optimizer`: an optimizer of torch.optim that updates each parameter independently: any but LBFGS.
+    - `accumulate_steps`: number of backward passes before each `optimizer.step()`. The last one releases gradients. If
+      the number varies, run all passes but the last within ``release.accumulate()`` instead.
     - `clip_value`: clips the gradients as `torch.nn.utils.clip_grad_value_` does.
 
-    Returns the `GradientRelease`, whose ``remove()`` ends it.
+    Returns a `GradientRelease`. Its ``remove()`` stops the release.
 
-    Raises TypeError for other arguments. Raises ConfigError for another optimizer or a second release, for parameters
-    in float16 or sharded ones, and if several processes train: DistributedDataParallel keeps all gradients in buckets.
+    Raises TypeError for arguments of other types. Raises ConfigError for an unsupported optimizer, a second release,
+    parameters in float16 or sharded parameters, and if several processes train: DistributedDataParallel keeps all
+    gradients in buckets.
     """
     if not isinstance(model, nn.Module) or not isinstance(optimizer, Optimizer):
         kinds = f"{type(model).__name__} and {type(optimizer).__name__}"
@@ -354,14 +354,14 @@ def release_gradients(
     own = {parameter: name for name, parameter in model.named_parameters()}
     trained = [each for group in optimizer.param_groups for each in group["params"]]
     if not any(each in own for each in trained):
-        raise ConfigError("the optimizer has no parameter of the network", PLACE, "pass the optimizer of this network")
+        raise ConfigError("the optimizer has no parameter of the network", PLACE, "pass the network's own optimizer")
     for each in trained:
         if each not in own:
             continue
         if each.dtype == torch.float16:
             raise ConfigError(f"{own[each]} is in float16, which needs a GradScaler", PLACE, "train in bfloat16")
         if is_wrapper(each.data):
-            what = f"{own[each]} is a {type(each.data).__name__}, such as a shard"
+            what = f"{own[each]} is a {type(each.data).__name__}, not an ordinary tensor"
             raise ConfigError(what, PLACE, "train without release")
         if is_released(each):
             raise ConfigError(f"the gradient of {own[each]} is released already", PLACE, "call it once")
@@ -369,22 +369,22 @@ def release_gradients(
 
 
 def _check_optimizer(optimizer: Optimizer, place: str = PLACE) -> None:
-    """Raise ConfigError unless the optimizer updates each parameter by itself, without a graph."""
+    """Raise ConfigError unless the optimizer updates each parameter independently and without a graph."""
     kind = type(optimizer)
     if not any(kind is getattr(torch.optim, name, None) for name in PER_PARAMETER):
         raise ConfigError(
-            f"{kind.__name__} is no optimizer of torch.optim that updates each parameter by itself",
+            f"{kind.__name__} is not an optimizer of torch.optim that updates each parameter independently",
             place,
-            "use one of them, such as SGD or AdamW",
+            "use another one, such as SGD or AdamW",
         )
     if optimizer.defaults.get("differentiable"):
         raise ConfigError("the optimizer is differentiable", place, "leave out differentiable=True")
 
 
 def _check_group(optimizer: Optimizer, group: dict[str, Any], index: int) -> None:
-    """Raise ConfigError if torch chooses another form of the update for a group than for one of its parameters."""
+    """Raise ConfigError if the update of a whole group differs from separate updates of its parameters."""
     if type(optimizer).__name__ == "Adafactor" and len({each.dtype for each in group["params"]}) > 1:
-        what = f"group {index} of Adafactor has parameters of several dtypes, of which the first sets eps"
+        what = f"group {index} of Adafactor has parameters of several dtypes, and the first sets eps for all"
         raise ConfigError(what, PLACE, "give each dtype a group")
     kinds = {f"{type(each).__name__} on {each.device.type}" for each in group["params"]}
     if len(kinds) > 1 and group.get("foreach") is None and not group.get("fused"):
@@ -398,7 +398,7 @@ def _check_processes() -> None:
 
 
 def _refuse_processes(what: str) -> None:
-    why = "gradients are complete only after their average, and its buckets keep all of them"
+    why = "gradients are complete only after averaging, and its buckets keep all of them"
     raise ConfigError(f"{what}: {why}", PLACE, "train without release, or in one process")
 
 

@@ -1,4 +1,4 @@
-"""Memory that each module of a network holds between forward and backward, in plain and in lean training, and why."""
+"""`zoo.memory_report`: the memory that each module holds between forward and backward, plain and lean, and why."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from zoo.memory.containers import tensors_in
 from zoo.memory.fit import Fit, Subject
 from zoo.memory.held import ModuleMemory, held_memory
 from zoo.memory.plot import draw_timelines, format_of, save
-from zoo.memory.progress import progress
+from zoo.memory.progress import show_progress
 from zoo.memory.release import OptimizerTwin
 from zoo.memory.trial import NoGradientsError, Timeline, Trial
 from zoo.ops.meta_attention import kernel_device, meta_attention
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 MEGA = 1e6
 NUM_MODULES = 5  # rows of the printed report
-SHOWN_BYTES = 5000  # 0.01 MB, rounded
+SHOWN_BYTES = 5000  # minimum that a table shows: 0.01 MB, rounded
 MAX_NAME_CHARS, MAX_KIND_CHARS = 32, 18
 
 
@@ -42,7 +42,7 @@ class WithBudget(NamedTuple):
     Args:
     - `budget`: the budget, a fraction.
     - `held`: bytes held between forward and backward.
-    - `peak`: bytes of the step at its peak; None if it was not measured.
+    - `peak`: peak bytes of the step; None if not measured.
     """
 
     budget: float
@@ -54,19 +54,18 @@ class WithBudget(NamedTuple):
 class MemoryReport:
     """Memory that a network holds between forward and backward; its string is a summary of at most fifteen lines.
 
-    A peak is the most bytes of tensors that exist at any time of a training step, with parameters, buffers, gradients,
-    inputs and the state of the optimizer. It is infinite if the step does not fit into the memory of a GPU, and None if
-    it was not measured.
+    A peak counts all tensors of a training step: parameters, buffers, gradients, inputs, the state of the optimizer and
+    temporary tensors. It is infinite if a GPU runs out of memory, and None if not measured.
 
     Args:
-    - `modules`: the modules that hold anything, in the order in which they compute it.
+    - `modules`: the modules that hold memory, in the order of execution.
     - `plain_step`: a step of plain training. With a limit on the peak, it is measured only on the meta device.
-    - `lean_step`: a step of lean training. Steps are not measured if no output requires gradients.
-    - `checkpointed_step`: a step of plain training with a checkpoint of each block; None if `blocks_of` finds no
-      blocks, or if a checkpoint fails.
-    - `with_budget`: the least budget whose recomputation takes at most half of the time of forward; None if the report
-      was made with a budget or if none helps.
-    - `counted_for`: on the meta device, "CUDA" or "the CPU", whose attention kernels were counted; otherwise "".
+    - `lean_step`: a step of lean training. No step is measured if no output requires gradients.
+    - `checkpointed_step`: a step of plain training with a checkpoint per block; None if `blocks_of` finds no blocks, or
+      if a checkpoint fails.
+    - `with_budget`: the smallest budget whose recomputation takes at most half the time of forward; None if the report
+      has a budget or none helps.
+    - `counted_for`: on the meta device, the device whose attention kernels were counted, "CUDA" or "the CPU"; else "".
     - `subject`: the network and its inputs, for `largest_batch`.
     """
 
@@ -90,17 +89,17 @@ class MemoryReport:
 
     @property
     def with_checkpoints(self) -> float | None:
-        """Peak of plain training with a checkpoint of each block."""
+        """Peak of plain training with a checkpoint per block."""
         return None if self.checkpointed_step is None else self.checkpointed_step.peak
 
     @property
     def timelines(self) -> dict[str, Timeline]:
-        """The steps of plain and lean training that were measured and fit into memory, which `plot` draws."""
+        """The steps that `plot` draws: plain and lean training, if measured and not out of memory."""
         steps = {"plain training": self.plain_step, "lean training": self.lean_step}
         return {name: step for name, step in steps.items() if step is not None and step.peak < math.inf}
 
     def fits(self, memory: int | str, *, plain: bool = False, optimizer_states: int = 0) -> Fit:
-        """Return whether a lean training step with these inputs fits into memory: true or false, with the margin.
+        """Return whether a lean training step with these inputs fits into memory, and the margin.
 
         >>> import torch, torchvision, zoo
         >>> report = zoo.memory_report(torchvision.models.resnet18(), torch.randn(2, 3, 64, 64))
@@ -110,9 +109,10 @@ class MemoryReport:
 
         Args:
         - `memory`: bytes, as "24GB", "22 GiB" or an int. The scratch memory of operations is not counted: leave room.
-        - `plain`: whether to count plain training instead.
+        - `plain`: count plain training instead.
         - `optimizer_states`: size of the optimizer's state in copies of the trained parameters: 1 for SGD with
-          momentum, 2 for Adam. It is ignored if the optimizer was given, or has made a step: the peak then includes it.
+          momentum, 2 for Adam. Ignored if the report has an optimizer or the optimizer has stepped, since the peak
+          then includes its state.
 
         Raises ConfigError if ``memory`` is not an amount of memory, or if the step was not measured.
         """
@@ -126,8 +126,8 @@ class MemoryReport:
     def largest_batch(self, memory: int | str, *, plain: bool = False, optimizer_states: int = 0) -> int:
         """Return the largest batch whose lean training step fits into memory; 0 if none does.
 
-        Steps are counted on the meta device, with a copy of the network. The batch is the first dimension of the first
-        input, and of each input that is as long. Within a budget in bytes, all products are recomputed.
+        Counts steps on the meta device, with a copy of the network. The batch is the first dimension of the first input
+        and of each input with the same length. With a budget in bytes, all products are recomputed.
 
         Args:
         - `memory`, `plain`, `optimizer_states`: as for `fits`.
@@ -141,11 +141,11 @@ class MemoryReport:
         return self.subject.largest_batch(memory, is_plain=plain, copies=optimizer_states)
 
     def plot(self, path: str | os.PathLike[str] | None = None) -> Figure:
-        """Return a plot of the bytes of tensors over a training step, plain and lean, with both peaks.
+        """Plot the bytes of tensors over a training step, plain and lean, with both peaks.
 
-        Time is the number of allocations and deallocations. The modules directly under the network are named where
-        their forward starts. A notebook shows the figure. With a ``path`` the plot is written in the format of its
-        suffix, such as .pdf, .svg or .png.
+        Time counts allocations and deallocations. The axis names the children of the network at the start of their
+        forward. A notebook shows the figure. ``path`` also writes it, in the format of its suffix, such as .pdf, .svg
+        or .png.
 
         Raises ConfigError for another suffix, if no step was measured, or if matplotlib is not installed.
         """
@@ -171,17 +171,17 @@ class MemoryReport:
         return sum(module.lean for module in self.modules)
 
     def table(self) -> str:
-        """Return a Markdown table with a row per module: bytes held, what is kept and why, what is recomputed.
+        """Return a Markdown table with a row per module: bytes held, operations kept and why, operations recomputed.
 
-        Entries below `SHOWN_BYTES` are left out.
+        Omits entries below `SHOWN_BYTES`.
         """
         headers = ("module", "kind", "plain, MB", "lean, MB", "kept", "recomputed")
         rows = [
             [
                 each.name or "(itself)", each.kind, f"{each.plain / MEGA:.2f}", f"{each.lean / MEGA:.2f}",
                 "; ".join(f"{made_by} {size / MEGA:.2f} ({reason})" for (made_by, reason), size
-                          in each.kept.items() if size >= SHOWN_BYTES),
-                "; ".join(f"{made_by} {size / MEGA:.2f}" for made_by, size in each.repeated.items()
+                          in each.held.items() if size >= SHOWN_BYTES),
+                "; ".join(f"{made_by} {size / MEGA:.2f}" for made_by, size in each.recomputed.items()
                           if size >= SHOWN_BYTES),
             ]
             for each in self.modules if max(each.plain, each.lean) >= SHOWN_BYTES
@@ -190,7 +190,7 @@ class MemoryReport:
         return markdown_table(headers, rows)
 
     def __repr__(self) -> str:
-        """Return the totals, the peaks, and the modules that hold most, in at most fifteen lines."""
+        """Return the totals, the peaks, and the modules that hold the most, in at most fifteen lines."""
         if self.plain == 0:
             return "plain training holds nothing for backward: no operation saves a tensor"
         total = f"held for backward: {self.plain / MEGA:.2f} MB in plain training, {self._share(self.lean)} in lean"
@@ -200,7 +200,7 @@ class MemoryReport:
         return "\n".join([f"{total} training", self._peaks(), self._largest(), details])
 
     def _peaks(self) -> str:
-        """Return a line with the peaks that were measured."""
+        """Return a line with the measured peaks."""
         if self.peak is None:
             return "peak of a training step: not measured, as no output requires gradients"
         peaks = {"plain": self.plain_peak, "lean": self.peak, "checkpoints": self.with_checkpoints}
@@ -216,12 +216,12 @@ class MemoryReport:
         return f"peak of a training step: {', '.join(texts)}"
 
     def _largest(self) -> str:
-        """Return a table of the modules that hold most in plain training, and a row for all others."""
+        """Return a table of the modules that hold the most in plain training, and a row for all others."""
         ranked = sorted(self.modules, key=lambda module: (-module.plain, -module.lean))
         shown, others = ranked[:NUM_MODULES], ranked[NUM_MODULES:]
         rows: list[list[Cell]] = []
         for each in shown:
-            name, kind = _shortened(each.name or "(itself)", MAX_NAME_CHARS), _shortened(each.kind, MAX_KIND_CHARS)
+            name, kind = _shorten(each.name or "(itself)", MAX_NAME_CHARS), _shorten(each.kind, MAX_KIND_CHARS)
             rows.append([name, kind, *self._cells(each.plain, each.lean)])
         if others:
             plain, lean = sum(each.plain for each in others), sum(each.lean for each in others)
@@ -229,11 +229,11 @@ class MemoryReport:
         return markdown_table(["module", "kind", "plain MB", "%", "lean MB", "%"], rows)
 
     def _cells(self, plain: int, lean: int) -> list[float]:
-        """Return megabytes and the percentages of what the whole network holds, plain and lean."""
+        """Return megabytes and shares of the network's total in percent, plain and lean."""
         return [plain / MEGA, 100 * plain / self.plain, lean / MEGA, 100 * lean / max(1, self.lean)]
 
     def _share(self, size: int) -> str:
-        """Return megabytes and the percentage of what plain training holds."""
+        """Return megabytes and the share of plain training's total in percent."""
         return f"{size / MEGA:.2f} MB ({100 * size / self.plain:.0f} %)"
 
 
@@ -245,22 +245,20 @@ def memory_report(
     optimizer: torch.optim.Optimizer | None = None,
     **named_inputs: Any,
 ) -> MemoryReport:
-    """Return what each module of a network holds between forward and backward, in plain and in lean training.
+    """Report the memory that each module holds between forward and backward, in plain and lean training.
 
-    Runs ``model(*inputs, **named_inputs)`` with copies of the network, in its current mode and with gradients. The
-    inputs are copied, too, and the states of the random number generators are restored. What forward changes outside of
-    the network, such as variables of hooks, stays changed. Bytes held are the distinct memory that autograd saves,
-    without inputs, parameters and buffers. If an input makes the network return a loss, as ``labels`` do in
-    transformers, the bytes that the loss holds are included.
+    Runs ``model(*inputs, **named_inputs)`` on copies of the network and the inputs, in the current mode of the network
+    and with gradients. Restores the random number generators, but not side effects of forward outside the network, such
+    as variables of hooks. Held bytes are the distinct memory that autograd saves, without inputs, parameters and
+    buffers. If the network computes a loss, as transformers do for ``labels``, they include the loss.
 
-    For the peaks, forward and backward run in plain training, in lean training, with a budget that helps, and with
-    checkpoints. A scalar output is assumed to be the loss. Without one, the loss is the cross-entropy of the outputs.
-    The scratch memory of operations is not counted. With a ``budget``, the report describes lean training within it,
-    from the step on that follows the final plan. If it limits the peak, scratch memory is counted for the plan, and no
-    plain step runs.
+    Measures the peaks of a plain step, a lean step, a step with a helpful budget and a step with checkpoints. Scalar
+    outputs are taken for losses; without any, the loss is the cross-entropy of the outputs. The scratch memory of
+    operations is not counted. With a ``budget``, the report describes the lean step that follows the final plan. If the
+    budget limits the peak, scratch memory is counted for the plan, and no plain step runs.
 
-    With the network and its inputs on the meta device, this takes no memory. Attention and the recomputation of norms
-    are then counted as on this machine's GPU, or without a GPU, on the CPU.
+    With the network and its inputs on the meta device, the report takes no memory. Attention and the recomputation of
+    norms are then counted as on this machine's GPU, or as on the CPU without one.
 
     >>> import torch, torchvision, zoo
     >>> report = zoo.memory_report(torchvision.models.resnet18(), torch.randn(2, 3, 64, 64))
@@ -269,16 +267,16 @@ def memory_report(
 
     Args:
     - `model`: the network.
-    - `inputs`: its positional inputs: tensors, or lists and dicts of them. A dict is one input.
+    - `inputs`: positional inputs: tensors, or lists and dicts of tensors. A dict is one input.
     - `budget`: as for `zoo.lean`.
-    - `optimizer`: the optimizer of the network, one of torch.optim. Its step is then the end of each training step, and
-      its state counts. If its gradients are released (`zoo.release_gradients`), they are released in lean steps.
-    - `named_inputs`: its inputs by name. For a dict of them: ``zoo.memory_report(model, **batch)``.
+    - `optimizer`: the optimizer of the network, one of torch.optim. Steps then include its step and its state. If its
+      gradients are released (`zoo.release_gradients`), lean steps release them, too.
+    - `named_inputs`: inputs by name. For a dict of them: ``zoo.memory_report(model, **batch)``.
 
-    Raises TypeError if ``model`` is not a module, or if it has an input named ``budget`` or ``optimizer`` too. Raises
-    ConfigError for an invalid budget, for an optimizer that needs all gradients at once, for a network or an input that
-    cannot be copied, if the network and its inputs are not all on the meta device or all on another, and for autocast
-    on the meta device, where it has no effect.
+    Raises TypeError if ``model`` is not a module, or if its forward has an input named ``budget`` or ``optimizer``
+    too. Raises ConfigError for an invalid budget, an optimizer that needs all gradients at once, a network or an input
+    that cannot be copied, if only one of network and inputs is on the meta device, and for autocast on the meta device,
+    where it has no effect.
     """
     _check_arguments(model, {"budget": budget, "optimizer": optimizer})
     limit = Budget.parse(budget)
@@ -287,8 +285,8 @@ def memory_report(
     trial = Trial(model, (inputs, named_inputs), "zoo.memory_report", twin)
     plain = lean = checkpointed = with_budget = None
     with (
-        progress("zoo.memory_report") as show, restore_generators(model), torch.enable_grad(), meta_attention(),
-        _hint_for_dict(model, inputs, named_inputs),
+        show_progress("zoo.memory_report") as show, restore_generators(model), torch.enable_grad(), meta_attention(),
+        _explain_dict_inputs(model, inputs, named_inputs),
     ):  # fmt: skip
         with suppress(NoGradientsError):
             if limit.peak_bytes is None or is_meta:
@@ -301,11 +299,11 @@ def memory_report(
             lean = trial.lean(limit)
         show("bytes held")
         modules = held_memory(trial, limit)
-        if lean is None:  # although a plain step may have run out of memory
+        if lean is None:  # a plain step that ran out of memory did not reach the missing gradients
             plain = None
         elif budget is None:
             show("a budget")
-            with_budget = _suggested(trial, sum(module.lean for module in modules))
+            with_budget = _suggest_budget(trial, sum(module.lean for module in modules))
     counted_for = {"cuda": "CUDA", "cpu": "the CPU"}[kernel_device().type] if is_meta else ""
     return MemoryReport(
         modules, plain, lean, checkpointed, with_budget, counted_for, Subject(model, trial.inputs, limit, twin)
@@ -313,7 +311,7 @@ def memory_report(
 
 
 def _check_arguments(model: object, options: dict[str, object]) -> None:
-    """Raise TypeError for anything but a module, and for an option that may be meant for its forward."""
+    """Raise TypeError unless the model is a module, and for an option that is also an input of its forward."""
     if not isinstance(model, nn.Module):
         advice = f"; build the network first, as with zoo.get({model!r})" if isinstance(model, str) else ""
         raise TypeError(
@@ -329,8 +327,8 @@ def _check_arguments(model: object, options: dict[str, object]) -> None:
 
 
 @contextmanager
-def _hint_for_dict(model: nn.Module, inputs: tuple[Any, ...], named_inputs: dict[str, Any]) -> Iterator[None]:
-    """Return a context that raises TypeError if the network fails for a dict of inputs that it takes by name."""
+def _explain_dict_inputs(model: nn.Module, inputs: tuple[Any, ...], named_inputs: dict[str, Any]) -> Iterator[None]:
+    """Raises TypeError if the network fails for a positional dict of its named inputs."""
     try:
         yield
     except Exception as error:
@@ -343,8 +341,8 @@ def _hint_for_dict(model: nn.Module, inputs: tuple[Any, ...], named_inputs: dict
         raise
 
 
-def _suggested(trial: Trial, held_bytes: int) -> WithBudget | None:
-    """Return a step whose recomputation takes half of the time of forward at most; None if it holds no less."""
+def _suggest_budget(trial: Trial, held_bytes: int) -> WithBudget | None:
+    """Return a step whose recomputation takes at most half the time of forward; None if it holds no less."""
     planner = trial.planner()
     plans = [] if planner is None else [each for each in planner.front if each.cost <= planner.forward_cost / 2]
     if planner is None or not plans or planner.plain_bytes == 0:
@@ -359,7 +357,7 @@ def _suggested(trial: Trial, held_bytes: int) -> WithBudget | None:
 
 
 def _is_on_meta(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Return whether the network and its inputs are on the meta device; ConfigError if that cannot be counted."""
+    """Return whether the network and its inputs are on the meta device. Raises ConfigError if only one of them is."""
     own = {each.device for each in (*model.parameters(), *model.buffers())}
     given = {each.device for each in tensors_in((args, kwargs)) if each.ndim > 0}  # scalars may be anywhere
     meta = torch.device("meta")
@@ -377,11 +375,11 @@ def _is_on_meta(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any])
 
 
 def _rounded(count: float) -> str:
-    """Return bytes with three digits, as scratch memory is not counted."""
+    """Return bytes with three digits: more would be wrong without scratch memory."""
     number, unit = (count / 1e9, "GB") if count >= 1e9 else (count / MEGA, "MB")
     return f"{number:.0f} {unit}" if number >= 100 else f"{number:.3g} {unit}"
 
 
-def _shortened(name: str, length: int) -> str:
-    """Return the end of a name, which tells siblings apart, behind "..." where it is too long."""
+def _shorten(name: str, length: int) -> str:
+    """Replace the start of a long name by "...". The end tells siblings apart."""
     return name if len(name) <= length else "..." + name[3 - length :]

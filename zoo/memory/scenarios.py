@@ -1,4 +1,4 @@
-"""Ordinary ways to train a network, in which `zoo.check` compares a variant with plain training."""
+"""Training scenarios in which `zoo.check` compares a variant with plain training."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ import torch
 from torch import Tensor, nn
 
 from zoo.errors import ConfigError, join_names
-from zoo.memory.containers import PLAIN, named, tensors_in
+from zoo.memory.containers import PLAIN, tensors_in, walk
 from zoo.memory.places import StepDigests
 from zoo.memory.release import GradientRelease, release_gradients
-from zoo.memory.trial import ModelInputs, copied, device_of, trained_outputs
+from zoo.memory.trial import ModelInputs, copy_tensors, device_of, trained_outputs
 from zoo.memory.values import Value, difference, value_of
 from zoo.torch_internals.data import DropoutBase, is_wrapper
 
@@ -27,19 +27,19 @@ BuildOptimizer: TypeAlias = Callable[[list[nn.Parameter]], torch.optim.Optimizer
 
 
 class Training:
-    """A network that is trained, whose values have the names that they have in another network.
+    """Trains a network and names its values as in another network.
 
     Args:
-    - `model`: the network, or a variant with other names of parameters and buffers in the same order.
-    - `network`: the network that gives the names.
+    - `model`: the trained network. It may rename parameters and buffers of ``network``, in the same order.
+    - `network`: the network with the names.
     - `modules`: the modules whose attributes are compared, by their names in ``network``.
     - `steps`: the batches of each step of `train_in_steps`.
     - `batches`: three batches for the other scenarios.
-    - `loss`: computes a scalar of an output.
+    - `loss`: computes a scalar from an output.
     - `evaluates`: whether an evaluation pass follows the steps.
-    - `optimizer`: returns the optimizer of some parameters.
+    - `optimizer`: builds the optimizer of a list of parameters.
     - `compares_gradients`: whether gradients of parameters are compared.
-    - `releases`: whether `zoo.release_gradients` frees them in backward.
+    - `releases`: whether `zoo.release_gradients` frees gradients in backward.
     """
 
     def __init__(
@@ -58,14 +58,14 @@ class Training:
         self.model, self.steps, self.loss, self.evaluates = model, steps, loss, evaluates
         self._build_optimizer, self._compares_gradients, self._releases = optimizer, compares_gradients, releases
         self._batches = batches
-        self.step = 0  # of `train_in_steps`
-        self.digests: StepDigests | None = None  # of the last pass
+        self.step = 0  # number of the current step of `train_in_steps`
+        self.digests: StepDigests | None = None  # records the last pass
         self._network, self.modules = network, modules
         self._first_attributes = {name: _values_in(value) for name, value in self._attributes().items()}
 
     def batch(self, number: int = 0) -> ModelInputs:
         """Return a copy of a batch for scenarios."""
-        found: ModelInputs = copied(self._batches[number])
+        found: ModelInputs = copy_tensors(self._batches[number])
         return found
 
     def forward(self, batch: ModelInputs) -> Any:
@@ -99,25 +99,25 @@ class Training:
         return dict(zip(expected, buffers.values(), strict=True)) if is_wrapped else buffers
 
     def optimizer(self) -> tuple[torch.optim.Optimizer, GradientRelease | None]:
-        """Return the optimizer of the parameters, and the release of their gradients."""
+        """Build the optimizer; return it and the release of its gradients, if any."""
         built = self._build_optimizer(list(self.model.parameters()))
         return built, release_gradients(self.model, built) if self._releases else None
 
     def states(self, optimizer: torch.optim.Optimizer) -> NamedValues:
-        """Yield the state of an optimizer, by the names of the parameters."""
+        """Yield the state of an optimizer, by parameter."""
         for name, each in self.parameters().items():
             if state := optimizer.state.get(each):
-                yield from named(f"state of the optimizer for {name}", dict(state))
+                yield from walk(f"state of the optimizer for {name}", dict(state))
 
     def gradients(self) -> NamedValues:
-        """Yield the gradients of parameters, the last parameter first, as backward computes them."""
+        """Yield the gradients of parameters in the order of backward, the last parameter first."""
         if not self._compares_gradients:
             return
         for name, each in reversed(self.parameters().items()):
             yield f"gradient of {name}", each.grad
 
     def state(self, batch: ModelInputs) -> NamedValues:
-        """Yield what forward may overwrite: inputs, buffers, the states of random number generators, and the mode."""
+        """Yield the state that forward may change: inputs, buffers, random number generators and the mode."""
         yield from named_inputs(batch)
         for name, each in self.buffers().items():
             yield f"buffer {name}", each
@@ -126,16 +126,16 @@ class Training:
         yield "training mode", self.model.training
 
     def changed_attributes(self) -> NamedValues:
-        """Yield the attributes of modules that have other values than before training."""
+        """Yield the attributes of modules that training has changed."""
         changed = {
             name: value
             for name, value in self._attributes().items()
             if name not in self._first_attributes or not _are_same(self._first_attributes[name], _values_in(value))
         }
-        yield from named("changed attributes", changed)
+        yield from walk("changed attributes", changed)
 
     def _attributes(self) -> dict[str, Any]:
-        """Return the data in attributes that the network has without training."""
+        """Return the attributes with data that untrained modules have, too."""
         return {
             f"{name}.{key}".lstrip("."): vars(module).get(key)
             for name, module in self.modules.items()
@@ -148,9 +148,8 @@ class Scenario(NamedTuple):
     """A way to train a network.
 
     Args:
-    - `name`: as in the report of `zoo.check`.
-    - `values`: trains, and yields the values in the order in which training computes them. Nothing after a value is
-      computed before the next value is asked for.
+    - `name`: name in the report of `zoo.check`.
+    - `values`: trains, and yields each value before training continues.
     """
 
     name: str
@@ -167,18 +166,18 @@ def train_in_steps(training: Training) -> NamedValues:
     optimizer, release = training.optimizer()
     for training.step, batches in enumerate(training.steps, 1):  # noqa: B020
         outputs: list[Any] = []
-        for number, batch in enumerate(map(copied, batches), 1):
+        for number, batch in enumerate(map(copy_tensors, batches), 1):
             output, values = _forward_with_layouts(training, batch)
             outputs.append(output)
             yield from values
             loss = training.loss(output)
             yield "loss", loss
-            with nullcontext() if release is None or number == len(batches) else release.accumulating():
+            with nullcontext() if release is None or number == len(batches) else release.accumulate():
                 training.backward(loss)
             yield from training.gradients()
             yield from _gradients_of_inputs(batch)
             yield from training.state(batch)
-        yield from named("output of the first batch, after the second", outputs[:-1])  # a later pass must not write it
+        yield from walk("output of the first batch, after the second", outputs[:-1])  # later passes must not write it
         optimizer.step()
         optimizer.zero_grad()
         for name, each in training.parameters().items():
@@ -189,7 +188,7 @@ def train_in_steps(training: Training) -> NamedValues:
     training.step = 0
     if training.evaluates:
         with _evaluation_mode(training.model):
-            batch = copied(training.steps[0][0])
+            batch = copy_tensors(training.steps[0][0])
             with torch.no_grad():
                 _, values = _forward_with_layouts(training, batch)
             yield from values
@@ -210,24 +209,24 @@ def evaluate_before_backward(training: Training) -> NamedValues:
     loss = training.loss_of(batch)
     with _evaluation_mode(training.model):
         with torch.no_grad():
-            yield from named("output", training.forward(training.batch(2)))
+            yield from walk("output", training.forward(training.batch(2)))
         training.backward(loss)
     yield from training.gradients()
     yield from training.state(batch)
 
 
 def retain_graph(training: Training) -> NamedValues:
-    """Compute gradients as values, then backward of half the loss through the same graph."""
+    """Compute gradients with `torch.autograd.grad`, then run backward of half the loss through the same graph."""
     loss = training.loss_of(training.batch(1))
     trained = training.trained_parameters()
     gradients = torch.autograd.grad(loss, [*trained.values()], retain_graph=True, allow_unused=True)
-    yield from named("gradients", dict(zip(trained, gradients, strict=True)))
+    yield from walk("gradients", dict(zip(trained, gradients, strict=True)))
     training.backward(loss / 2)
     yield from training.gradients()
 
 
 def train_between_evaluations(training: Training) -> NamedValues:
-    """Evaluate between steps, and run passes without gradients in training mode. Weights are changed through data."""
+    """Evaluate between steps, run passes without gradients in training mode, and change weights through ``data``."""
     kept: list[dict[str, Tensor | None]] = []
     for number in range(2):
         batch = training.batch(number)
@@ -241,10 +240,10 @@ def train_between_evaluations(training: Training) -> NamedValues:
         with torch.no_grad():
             if training.evaluates:
                 with _evaluation_mode(training.model):
-                    yield from named("output in evaluation", training.forward(training.batch()))
-            yield from named("output without gradients", training.forward(batch))
+                    yield from walk("output in evaluation", training.forward(training.batch()))
+            yield from walk("output without gradients", training.forward(batch))
         yield from training.state(batch)
-    yield from named("gradients of the first step, after the second", kept[0])
+    yield from walk("gradients of the first step, after the second", kept[0])
 
 
 def change_settings(training: Training) -> NamedValues:
@@ -258,7 +257,7 @@ def change_settings(training: Training) -> NamedValues:
                 parameter.requires_grad_(number == 0 or index >= len(parameters) // 2)
             for dropout in dropouts:
                 dropout.p = (dropout.p + 0.5) / 2
-            yield from named("output", output := training.forward(training.batch(number)))
+            yield from walk("output", output := training.forward(training.batch(number)))
             training.backward(training.loss(output))
             yield from training.gradients()
             training.model.zero_grad()
@@ -272,9 +271,9 @@ def change_settings(training: Training) -> NamedValues:
 def refill_inputs(training: Training) -> NamedValues:
     """Train on two batches in the same memory."""
     batch = training.batch()
-    yield from named("output", training.forward(batch))
+    yield from walk("output", training.forward(batch))
     _refill(batch, training.batch(1))
-    yield from named("output of the second batch", output := training.forward(batch))
+    yield from walk("output of the second batch", output := training.forward(batch))
     training.backward(training.loss(output))
     yield from training.gradients()
 
@@ -289,7 +288,7 @@ def refill_inputs_before_backward(training: Training) -> NamedValues:
 
 
 def start_from_gradient(training: Training) -> NamedValues:
-    """Run backward of the last output, from a gradient of the caller, to inputs that require gradients."""
+    """Run backward from a given gradient of the last output to inputs that require gradients."""
     batch = training.batch()
     for each in tensors_in(batch):
         each.requires_grad_(each.requires_grad or each.is_floating_point() or each.is_complex())
@@ -303,7 +302,7 @@ def start_from_gradient(training: Training) -> NamedValues:
 
 
 def leave_autocast(training: Training) -> NamedValues:
-    """Run forward in autocast, and backward outside."""
+    """Run forward under autocast, and backward outside."""
     with torch.autocast(device_of(training.model).type, torch.bfloat16):
         loss = training.loss_of(training.batch(1))
     yield "loss", loss
@@ -315,7 +314,7 @@ def differentiate_twice(training: Training) -> NamedValues:
     """Run backward of the squared norm of the gradients."""
     loss, trained = training.loss_of(training.batch(1)), training.trained_parameters()
     gradients = torch.autograd.grad(loss, [*trained.values()], create_graph=True, allow_unused=True)
-    yield from named("gradients", dict(zip(trained, gradients, strict=True)))
+    yield from walk("gradients", dict(zip(trained, gradients, strict=True)))
     squares = [each.abs().square().sum() for each in gradients if each is not None]
     training.backward(torch.stack([each.float() for each in squares]).sum())
     yield from training.gradients()
@@ -325,14 +324,14 @@ def overwrite_outputs(training: Training) -> NamedValues:
     """Change the outputs in place before the loss."""
     output = training.forward(training.batch(1))
     for each in trained_outputs(tensors_in(output)):
-        each.neg_().add_(1)  # which probabilities allow
+        each.neg_().add_(1)  # probabilities stay probabilities
     training.backward(training.loss(output))
     yield from training.gradients()
 
 
 STEPS = Scenario("steps", train_in_steps)
 
-#: The scenarios that follow the steps. Plain training of many networks cannot do the last ones.
+#: The scenarios after the steps. Plain training of many networks raises an error in the last ones.
 SCENARIOS = (
     Scenario("three passes before backward", delay_backward),
     Scenario("evaluation before backward", evaluate_before_backward),
@@ -349,9 +348,9 @@ SCENARIOS = (
 
 
 def match_names(expected: dict[str, Tensor], tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Return the parameters or buffers of a variant under the names of the expected ones.
+    """Return the parameters or buffers of a variant under the expected names.
 
-    A wrapper changes names and keeps the order. Raises ConfigError if numbers, shapes or types differ.
+    Renamed tensors are matched by their order, which wrappers keep. Raises ConfigError if numbers or shapes differ.
     """
     names = expected.keys() == tensors.keys()
     pairs = [(name, name) for name in expected] if names else [*zip(expected, tensors, strict=False)]
@@ -373,20 +372,20 @@ def match_names(expected: dict[str, Tensor], tensors: dict[str, Tensor]) -> dict
 
 
 def named_inputs(batch: ModelInputs) -> NamedValues:
-    """Yield the inputs and all that they contain, by name."""
-    return named("input", dict(enumerate(batch[0])) | batch[1])
+    """Yield the inputs and their contents, by name."""
+    return walk("input", dict(enumerate(batch[0])) | batch[1])
 
 
 def _forward_with_layouts(training: Training, batch: ModelInputs) -> tuple[Any, NamedValues]:
-    """Return the output, and its values with strides and owners of memory."""
+    """Return the output, and its values with their strides and the owners of their memory."""
     known = (*named_inputs(batch), *training.parameters().items(), *training.buffers().items())
     owners = {each.data_ptr(): name for name, each in known if _has_memory(each)}
     output = training.forward(batch)
 
     def values() -> NamedValues:
-        for name, each in named("output", output):
+        for name, each in walk("output", output):
             yield name, each
-            if _has_memory(each):  # what a view of the output, or a write into it, depends on
+            if _has_memory(each):  # views of the output and writes into it depend on its layout
                 owner = owners.setdefault(each.data_ptr(), name)
                 yield f"layout of {name}", f"strides {each.stride()}" + (f" in {owner}" if owner != name else "")
 
@@ -401,14 +400,14 @@ def _gradients_of_inputs(batch: ModelInputs) -> NamedValues:
 
 @contextmanager
 def _evaluation_mode(model: nn.Module) -> Iterator[None]:
-    """Return a context in which a network is in evaluation mode."""
+    """Sets a network to evaluation mode."""
     modes = [(each, each.training) for each in model.modules()]
     model.eval()
     try:
         yield
     finally:
         model.train(modes[0][1])
-        for each, training in modes:  # parts may have another mode than the network
+        for each, training in modes:  # submodules may have another mode than the network
             if each.training is not training:
                 each.train(training)
 
@@ -443,7 +442,7 @@ def _has_memory(value: Any) -> bool:
 
 
 def _is_data(value: Any) -> bool:
-    """Return whether a value is a number, a string or a tensor, or consists of them."""
+    """Return whether a value is a number, string, array or tensor, or a container of them."""
     if isinstance(value, dict):
         return all(map(_is_data, value.values()))
     if isinstance(value, list | tuple | deque | set | frozenset):
@@ -452,7 +451,7 @@ def _is_data(value: Any) -> bool:
 
 
 def _values_in(value: Any) -> list[Value]:
-    return [value_of(0, name, each) for name, each in named("", value)]
+    return [value_of(0, name, each) for name, each in walk("", value)]
 
 
 def _are_same(values: list[Value], others: list[Value]) -> bool:

@@ -1,4 +1,4 @@
-"""Interleaved timing of several steps, so that disturbances of the machine affect all of them equally."""
+"""Times several steps in turn, so that disturbances of the machine affect all of them equally."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from zoo.memory.allocations import clear_gradients
 
-MIN_SAMPLE_S = 0.01  # shorter steps run several times per sample
+MIN_SAMPLE_S = 0.01  # minimum length of a sample
 M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4  # options of mallopt, from malloc.h
 
 
@@ -50,8 +50,8 @@ def time_interleaved(
 ) -> dict[str, list[float]]:
     """Return the seconds per call of each step, one value per round.
 
-    A round takes one sample of every step, and each round starts with another step. A sample is one call, or as many
-    calls as fill ``min_sample_s``.
+    A round takes one sample of every step, and each round starts with another step. A sample repeats short steps until
+    it takes ``min_sample_s``.
     """
     calls = {}
     for name, step in steps.items():
@@ -81,9 +81,9 @@ def _sample(step: TimedStep, clock: Callable[[], float], calls: int) -> float:
 def training_step(
     forward: Callable[[], Tensor], model: nn.Module, update: Callable[[], object] = lambda: None
 ) -> TimedStep:
-    """Return a timed step: forward, backward and an update, after which the gradients are freed.
+    """Return a timed step: forward, backward, an update, and freeing the gradients.
 
-    By default there is no step of an optimizer, because it takes the same time for all strategies.
+    The default update does nothing, because the step of an optimizer takes the same time for all strategies.
     """
 
     def run(times: int) -> None:
@@ -99,7 +99,7 @@ def keep_heap() -> str:
     """Configure malloc to keep freed memory, and return a description for the results.
 
     By default glibc returns the memory of large tensors to the kernel. The page faults on reuse take longer than the
-    arithmetic and would favor in-place operations. Without glibc nothing is changed.
+    arithmetic and would favor in-place operations. Without glibc, this does nothing.
     """
     try:
         mallopt = ctypes.CDLL(None).mallopt

@@ -26,7 +26,7 @@ from zoo.remat.rematerializer import Rematerializer
 from zoo.remat.step_log import StorageLog
 from zoo.torch_internals.data import observer, tensors_of
 
-ModelInputs: TypeAlias = tuple[tuple[Any, ...], dict[str, Any]]  # arguments and keywords of a network
+ModelInputs: TypeAlias = tuple[tuple[Any, ...], dict[str, Any]]  # positional and keyword arguments of a network
 
 
 class NoGradientsError(ConfigError):
@@ -34,15 +34,15 @@ class NoGradientsError(ConfigError):
 
 
 def default_loss(output: Any) -> Tensor:
-    """Return the sum of the scalar outputs, which are losses; without scalars, the cross-entropy of the outputs.
+    """Return the sum of the scalar outputs, or without scalars the cross-entropy of the outputs.
 
-    Raises NoGradientsError if there are no tensors that require gradients.
+    Raises NoGradientsError if no output requires gradients.
     """
     outputs = trained_outputs(output)
     if not outputs:
         has_tensors = bool(tensors_of(output))
         raise NoGradientsError(
-            f"no output of type {type(output).__name__} requires gradients, so that no training step can be measured",
+            f"no tensor in the output of type {type(output).__name__} requires gradients, as a training step needs",
             remedy="train some of the parameters" if has_tensors else "return tensors, or lists and dicts of them",
         )
     scalars = [each for each in outputs if each.ndim == 0]
@@ -51,20 +51,20 @@ def default_loss(output: Any) -> Tensor:
 
 
 def trained_outputs(output: Any) -> list[Tensor]:
-    """Return the outputs from which backward can start: nonempty tensors that require gradients."""
+    """Return the outputs that backward can start from: nonempty tensors that require gradients."""
     return [each for each in tensors_of(output) if each.requires_grad and each.numel() > 0]
 
 
 def _cross_entropy(output: Tensor) -> Tensor:
-    """Return the cross-entropy over the last dimension, with the first class as the target."""
+    """Return the cross-entropy over the last dimension. The target is the first class."""
     if output.is_nested:
         return torch.stack([_cross_entropy(each) for each in output.unbind()]).sum()
     scores = (output.abs() if output.is_complex() else output.float()).reshape(-1, output.shape[-1])
     return F.cross_entropy(scores, torch.zeros(len(scores), dtype=torch.long, device=scores.device))
 
 
-def copied(value: Any, change: Callable[[Tensor], Tensor] = Tensor.clone) -> Any:
-    """Return a deep copy with a function applied to each tensor, whose result becomes a leaf of autograd."""
+def copy_tensors(value: Any, change: Callable[[Tensor], Tensor] = Tensor.clone) -> Any:
+    """Return a deep copy of a value. ``change`` returns the copy of a tensor, which becomes a leaf of autograd."""
     changed = {id(each): change(each) for each in tensors_in(value)}
     return copy.deepcopy(
         value, {key: each.detach().requires_grad_(each.requires_grad) for key, each in changed.items()}
@@ -77,9 +77,9 @@ def device_of(module: nn.Module) -> torch.device:
 
 
 def copy_network(model: nn.Module, place: str) -> nn.Module:
-    """Return a copy of a network for training steps, with gradients of 0 where the network has any.
+    """Return a copy of a network for training steps. Gradients become zeros.
 
-    Raises ConfigError, with the ``place``, for a network that cannot be copied.
+    Raises ConfigError for ``place`` if the network cannot be copied.
     """
     results = [
         f"{name}.{key}".lstrip(".")
@@ -87,7 +87,7 @@ def copy_network(model: nn.Module, place: str) -> nn.Module:
         for key, value in vars(module).items()
         if any(each.grad_fn is not None for each in tensors_of(value))
     ]
-    if results:  # autograd has no copies of them
+    if results:  # torch cannot copy tensors with a history
         what = f"the network cannot be copied, because it keeps the results of operations in {join_names(results)}"
         raise ConfigError(what, place, "detach them, and use torch.nn.utils.parametrizations for weight norm")
     try:
@@ -105,9 +105,9 @@ class Timeline:
     """The memory of a training step after each allocation and deallocation.
 
     Args:
-    - `bytes`: bytes that exist, with parameters, buffers and inputs.
-    - `end_of_forward`: how many of the changes belong to the forward pass.
-    - `starts`: modules directly under the network, with the number of changes before each starts.
+    - `bytes`: all allocated bytes, including parameters, buffers and inputs.
+    - `end_of_forward`: number of changes in the forward pass.
+    - `starts`: children of the network, with the number of changes before each starts.
     """
 
     bytes: Sequence[float]
@@ -116,7 +116,7 @@ class Timeline:
 
     @property
     def peak(self) -> float:
-        """The most bytes at any time; infinite if they could not be allocated."""
+        """The maximum of `bytes`; infinite if the step ran out of memory."""
         return max(self.bytes)
 
     def time_of(self, change: float) -> float:
@@ -126,25 +126,25 @@ class Timeline:
 
 
 OUT_OF_MEMORY = Timeline([math.inf])
-MAX_STEPS = 4  # until a budget has its final plan
+MAX_STEPS = 4  # maximum number of steps until a budget has its final plan
 
 
 class Trial:
-    """Training steps of copies of a network with the same inputs, whose bytes are counted.
+    """Counts the bytes of training steps of copies of a network, all with the same inputs.
 
     A step raises NoGradientsError if no output requires gradients.
 
     Args:
-    - `inputs`: arguments and keywords of the network, which are copied.
-    - `place`: named by the errors for a network or an input that cannot be copied.
-    - `twin`: builds the optimizer, whose step then ends each training step, and whose state exists before. Its
-      gradients are released in lean steps, if the optimizer releases them.
+    - `inputs`: arguments of the network. They are copied.
+    - `place`: place that errors name for a network or an input that cannot be copied.
+    - `twin`: builds the optimizer. Its step ends each training step, and its state exists before. Lean steps release
+      gradients if the twin does.
     """
 
     def __init__(self, model: nn.Module, inputs: ModelInputs, place: str, twin: OptimizerTwin | None = None) -> None:
         self._model, self._place, self._twin = model, place, twin
         try:
-            self.inputs: ModelInputs = copied(inputs)
+            self.inputs: ModelInputs = copy_tensors(inputs)
         except Exception as error:  # classes may raise anything
             raise ConfigError(
                 f"an input cannot be copied: {truncate(error)}", place, "support copy.deepcopy"
@@ -155,11 +155,11 @@ class Trial:
         self._existing_bytes = existing_bytes(lambda: [*model.parameters(), *model.buffers()], self._existing)
 
     def copy(self) -> nn.Module:
-        """Return a copy of the network in which no part is lean."""
+        """Return a copy of the network without lean parts."""
         return make_plain(copy_network(self._model, self._place))
 
     def options(self, network: nn.Module) -> dict[str, Any]:
-        """Return the options of the `Rematerializer` of a copy."""
+        """Return the options of the `Rematerializer` for a copy."""
         return {"parameters": [*network.parameters(), *network.buffers()], "existing": self._existing}
 
     def plain(self) -> Timeline:
@@ -167,7 +167,7 @@ class Trial:
         return self._step(self.copy(), nullcontext())
 
     def checkpointed(self) -> Timeline:
-        """Return the memory of a step with a checkpoint of each block; see `checkpoint_blocks` for errors."""
+        """Return the memory of a step with a checkpoint per block. Raises the errors of `checkpoint_blocks`."""
         return self._step(checkpoint_blocks(self.copy()), nullcontext())
 
     def lean(self, budget: Budget) -> Timeline:
@@ -175,7 +175,7 @@ class Trial:
 
         Raises ConfigError if no step is within a limit in bytes.
         """
-        self._lean_step(budget)  # recorded
+        self._lean_step(budget)  # records the pass
         for _ in range(MAX_STEPS):
             timeline = self._lean_step(budget)
             if not Measurement.finish():
@@ -196,7 +196,7 @@ class Trial:
 
     def _step(self, network: nn.Module, context: AbstractContextManager[Any], is_lean: bool = False) -> Timeline:
         """Train a copy of the network for one step, with forward in ``context``."""
-        args, kwargs = copied(self.inputs)  # forward may overwrite them
+        args, kwargs = copy_tensors(self.inputs)  # forward may overwrite them
         existing, optimizer = self._existing_bytes, None
         if self._twin is not None:
             optimizer = self._twin.build(network)

@@ -1,4 +1,4 @@
-"""The values that `zoo.check` compares: named tensors and plain values, as what contains them is taken apart."""
+"""The values that `zoo.check` compares: named tensors, plain values and the kinds of their containers."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ class Value(NamedTuple):
     """A value of training.
 
     Args:
-    - `step`, `name`: as in `Difference`.
-    - `kind`: what it is: the value itself, the names of what a container holds, or type and shape of a tensor.
+    - `step`, `name`: step and name of a `Difference`.
+    - `kind`: type and shape of a tensor, type and keys of a container, or a plain value itself.
     - `elements`: a contiguous copy of the elements of a tensor; None for other values.
     """
 
@@ -31,14 +31,14 @@ class Difference(NamedTuple):
     """The first value that differs from plain training.
 
     Args:
-    - `step`: counts from 1; 0 is the evaluation pass after the last step.
-    - `value`: such as "gradient of layer1.0.conv1.weight" or "output['logits']".
+    - `step`: number of the step, from 1; 0 is the evaluation pass after the last step.
+    - `value`: name of the value, such as "gradient of layer1.0.conv1.weight" or "output['logits']".
     - `place`: the first module and operation whose values differ, such as "layer1.0.bn1 (BatchNorm2d), in backward:
-      NativeBatchNormBackward0"; "" if the variant runs other operations than plain training, as a compiled network.
-    - `scenario`: the way to train in which the value differs, such as "second derivatives"; "" in the steps.
-    - `differing`, `size`: elements that differ, and elements in all.
-    - `largest`: the largest absolute difference; NaN if there is none, as between NaN and a number.
-    - `kinds`: the two values if they are not tensors of the same kind, such as "False instead of True"; otherwise "".
+      NativeBatchNormBackward0"; "" if unknown, as for compiled networks, which run other operations.
+    - `scenario`: the scenario in which the value differs, such as "second derivatives"; "" in the steps.
+    - `differing`, `size`: number of elements that differ, and of all elements.
+    - `largest`: the largest absolute difference; NaN if it is undefined, as between NaN and a number.
+    - `kinds`: both values, unless they are tensors of the same kind, such as "False instead of True"; otherwise "".
     """
 
     step: int
@@ -58,9 +58,9 @@ class Difference(NamedTuple):
 
 
 def difference(plain: Value, other: Value) -> Difference | None:
-    """Return how two values differ, without the place; None if they have the same bits.
+    """Return the difference of two values, without its place; None if they have the same bits.
 
-    Their names are the same, unless objects in an output refer to one another in different ways.
+    Their names only differ if the objects in two outputs refer to each other in different ways.
     """
     a, b = plain.elements, other.elements
     if plain[:3] != other[:3]:
@@ -77,7 +77,7 @@ def difference(plain: Value, other: Value) -> Difference | None:
 
 
 def value_of(step: int, name: str, value: Any) -> Value:
-    """Return a tensor, an array, a plain value or a container, without its contents, as it is compared."""
+    """Return the `Value` of a tensor, an array, a plain value, or a container without its contents."""
     if isinstance(value, np.ndarray) and value.dtype.kind in "biufc":
         value = torch.tensor(value)
     if isinstance(value, Tensor) and not value.is_nested:
@@ -97,10 +97,10 @@ def value_of(step: int, name: str, value: Any) -> Value:
 
 
 def elements_of(tensor: Tensor) -> Tensor:
-    """Return a contiguous copy of a tensor, in which all NaN have the same bits."""
+    """Return a contiguous copy of a tensor with one bit pattern for all NaN."""
     dense = tensor.detach().to_dense() if tensor.layout is not torch.strided else tensor.detach()
     if dense.is_floating_point() and dense.itemsize == 1:
-        dense = dense.float()  # few operations take float8
+        dense = dense.float()  # float8 has few operations
     dense = dense.resolve_conj().resolve_neg().clone(memory_format=torch.contiguous_format)
     real = torch.view_as_real(dense) if dense.is_complex() else dense
     if real.is_floating_point():
@@ -109,5 +109,5 @@ def elements_of(tensor: Tensor) -> Tensor:
 
 
 def bits(elements: Tensor) -> Tensor:
-    """Return the bytes of contiguous elements, in a row per element."""
+    """Return the bytes of contiguous elements, a row per element."""
     return elements.view(-1, 1).view(torch.uint8)

@@ -16,7 +16,7 @@ import torch
 from zoo.engine.task import Result
 from zoo.errors import ConfigError, escape
 from zoo.files import write_json, write_text
-from zoo.memory.plot import BLUE, drawing, format_of, save
+from zoo.memory.plot import BLUE, draw_figure, format_of, save
 from zoo.tasks.confusion import ConfusionMatrix
 from zoo.tasks.segmentation import SegmentationResult
 
@@ -74,7 +74,7 @@ def _as_csv(rows: Sequence[dict[str, Any]], counts: Sequence[Sequence[int]]) -> 
 
 def _draw(path: Path, matrix: ConfusionMatrix, names: Sequence[str], title: str) -> None:
     shares = matrix.counts / matrix.counts.sum(1, keepdim=True).clamp(min=1)
-    with drawing("--confusion", HEIGHT) as figure:
+    with draw_figure("--confusion", HEIGHT) as figure:
         from matplotlib.colors import LinearSegmentedColormap
 
         axes = figure.add_subplot()

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from zoo.errors import ConfigError, escape
-from zoo.memory.plot import BLUE, GRAY, ORANGE, drawing, format_of, save
+from zoo.memory.plot import BLUE, GRAY, ORANGE, draw_figure, format_of, save
 from zoo.run.log_folder import METRICS_FILE
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ def plot_runs(
     if path is not None:
         format_of(Path(path))
     records = {os.fspath(folder): _records(Path(folder)) for folder in folders}
-    with drawing("zoo plot", HEIGHT) as figure:
+    with draw_figure("zoo plot", HEIGHT) as figure:
         loss_axes, score_axes = figure.subplots(2, 1, sharex=True)
         labels = set()
         for number, (name, of_run) in enumerate(records.items()):
