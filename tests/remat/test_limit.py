@@ -28,11 +28,12 @@ from tests.remat.programs import NETWORKS, are_equal, build, images, network, st
 from tests.step import step
 from zoo.errors import ConfigError
 from zoo.memory.allocations import measure_memory
-from zoo.remat import inductor_options, limit
+from zoo.remat import inductor_options, limit, step_log
 from zoo.remat.lean import lean
 from zoo.remat.limit import MARGIN, BelowFloor, Measurement, Profile, log_of, optimizer_states
 from zoo.remat.plan import Plan
 from zoo.remat.step_log import AllocatorLog, StorageLog
+from zoo.torch_internals.data import AllocatorReading
 
 
 @pytest.fixture(autouse=True)
@@ -686,19 +687,43 @@ def test_products_read_by_recipes_count() -> None:
     assert_met(train(lean(relus(), limit), [x] * 5), limit, 0.85)
 
 
-def test_gpu_log_reads_allocated_bytes_in_any_thread(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The engine of autograd has a thread for each GPU."""
+class Allocator:
+    """The allocator of a GPU: allocates and frees blocks, and records both."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.num_bytes, self.history = 100, [{"action": "alloc", "size": 100}, {"action": "segment_alloc", "size": 512}]
+        self.is_recorded: list[str | None] = []
+        monkeypatch.setattr(step_log, "read_allocator", lambda _: AllocatorReading(self.num_bytes, self.num_changes))
+        monkeypatch.setattr(step_log, "cuda_history", lambda _: self.history)
+        monkeypatch.setattr(step_log, "record_cuda_history", self.is_recorded.append)
+
+    @property
+    def num_changes(self) -> int:
+        return 7 + len(self.history)  # others before the history began
+
+    def change(self, *sizes: int) -> None:
+        for size in sizes:
+            self.num_bytes += size
+            self.history.append({"action": "alloc" if size > 0 else "free_requested", "size": abs(size)})
+
+
+@pytest.mark.parametrize("is_shared", [False, True])
+def test_gpu_log_has_peaks_between_reads_in_any_thread(monkeypatch: pytest.MonkeyPatch, is_shared: bool) -> None:
+    """The engine of autograd has a thread for each GPU; a user may record the history too."""
     plan = Plan(frozenset(), 10, 0.0, [frozenset()] * 2, [frozenset()] * 2, [10, 10], [14, 10], [14, 10])
-    allocated = iter([100, 130, 150, 145, 120, 120])
-    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: next(allocated))
+    allocator = Allocator(monkeypatch)
+    monkeypatch.setattr(step_log, "is_cuda_history_recorded", lambda: is_shared)
     ends: list[Callable[[], None]] = []
     monkeypatch.setattr("zoo.remat.limit.call_after_backward", ends.append)
     profiles: list[Profile | None] = []
     measurement = Measurement(plan, log_of(torch.device("cuda")), profiles.append)
+    allocator.change(60, -30)
 
     def backward() -> None:
-        for time, is_over in ((0, False), (0, True), (1, False), (1, True)):
+        changes = {(0, False): (20,), (0, True): (15, -20), (1, False): (-25,), (1, True): (7, -7)}
+        for (time, is_over), sizes in changes.items():
             measurement.read(time, is_over)
+            allocator.change(*sizes)
         ends[0]()
 
     thread = threading.Thread(target=backward)
@@ -706,7 +731,9 @@ def test_gpu_log_reads_allocated_bytes_in_any_thread(monkeypatch: pytest.MonkeyP
     thread.join()
     assert Measurement.finish()
     measurement.read(0, False)  # as in a second backward pass: the log has ended
-    # From the start: 30 before the first read, 50 after it, 45 before the second, then 20.
-    assert profiles == [Profile(forward={frozenset(): 30}, before=[20, 35], after=[36, 10])]
+    # From the start: at most 60 in forward; 30 before the first read, 50 after it, at most 65 before the second, at
+    # 45, and at most 27 after it.
+    assert profiles == [Profile(forward={frozenset(): 60}, before=[20, 35], after=[51, 17])]
     assert profiles[0] is not None
-    assert profiles[0].peak(plan, []) == 50
+    assert profiles[0].peak(plan, []) == 65
+    assert allocator.is_recorded == ([] if is_shared else ["all", None])

@@ -6,6 +6,7 @@ import weakref
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from itertools import accumulate, pairwise
 from typing import Any, NamedTuple
 
 import torch
@@ -15,7 +16,10 @@ from torch.profiler import record_function
 from zoo.errors import ConfigError
 from zoo.remat.operations import call_in_mode
 from zoo.torch_internals.data import (
+    AllocatorReading,
     cuda_history,
+    is_cuda_history_recorded,
+    read_allocator,
     record_cuda_history,
     start_allocation_log,
     stop_allocation_log,
@@ -197,27 +201,52 @@ class AllocatorLog:
 
 
 class CudaLog:
-    """Reads the bytes that are allocated on a GPU at each mark, without waiting for the GPU."""
+    """Reads the bytes that are allocated on a GPU at each mark, and in between from the history of the allocator.
+
+    Does not wait for the GPU. A history that someone else records goes on.
+    """
 
     def __init__(self, device: torch.device) -> None:
-        self.marks: list[tuple[str, int]] = []
-        self._device, self._totals = device, [0]
+        self.marks: list[tuple[str, int]] = []  # with the index of the bytes at the mark
+        self._device = device
+        self._names: list[str] = []
+        self._readings: list[AllocatorReading] = []  # at the start and at each mark
+        self._totals: list[int] = []
 
     def __enter__(self) -> CudaLog:
-        self._base = torch.cuda.memory_allocated(self._device)
+        self._is_shared = is_cuda_history_recorded()
+        if not self._is_shared:
+            record_cuda_history("all")
+        self._readings.append(read_allocator(self._device))
         return self
 
     def __exit__(self, *error: object) -> None:
-        pass
+        sizes = [size for size in map(_allocated_bytes, cuda_history(self._device)) if size != 0]
+        if not self._is_shared:
+            record_cuda_history(None)
+        end = read_allocator(self._device)
+        first = self._readings[0].num_bytes
+        names = iter(self._names)
+        for reading, following in pairwise([*self._readings, end]):
+            if self._totals:
+                self.marks.append((next(names), len(self._totals)))
+            self._totals.append(reading.num_bytes - first)
+            begin, until = (len(sizes) - end.num_changes + each.num_changes for each in (reading, following))
+            self._totals += accumulate(sizes[max(0, begin) : max(0, until)], initial=self._totals[-1])
 
     def mark(self, name: str) -> None:
         """Read the bytes that are allocated now."""
-        self.marks.append((name, len(self._totals)))
-        self._totals.append(torch.cuda.memory_allocated(self._device) - self._base)
+        self._names.append(name)
+        self._readings.append(read_allocator(self._device))
 
     def totals(self) -> list[int]:
-        """Return the bytes at the marks, beyond those at the start."""
+        """Return the bytes at the marks and after each change in between, beyond those at the start."""
         return self._totals
+
+
+def _allocated_bytes(entry: dict[str, Any]) -> int:
+    """Return the bytes that an entry of the allocator's history allocates, negative if it frees them."""
+    return entry["size"] * {"alloc": 1, "free_requested": -1}.get(entry["action"], 0)
 
 
 StepLog = AllocatorLog | StorageLog | CudaLog

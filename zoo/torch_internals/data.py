@@ -8,7 +8,7 @@ import operator
 import os
 import threading
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -171,6 +171,26 @@ def stop_allocation_log() -> list[tuple[str, int]]:
 def record_cuda_history(enabled: str | None) -> None:
     """Clear the history of CUDA's caching allocator, and start ("all") or stop (None) recording it."""
     _cuda_memory._record_memory_history(enabled, context=None, clear_history=True)
+
+
+def is_cuda_history_recorded() -> bool:
+    """Return whether the history of CUDA's caching allocator is being recorded."""
+    recorded: bool = _C._cuda_isHistoryEnabled()
+    return recorded
+
+
+class AllocatorReading(NamedTuple):
+    """What CUDA's caching allocator has allocated at a moment: bytes, and how many blocks it has allocated or freed."""
+
+    num_bytes: int
+    num_changes: int
+
+
+def read_allocator(device: torch.device) -> AllocatorReading:
+    """Read the statistics of CUDA's caching allocator. Each change is an entry of `cuda_history`."""
+    statistics = torch.cuda.memory_stats_as_nested_dict(device)
+    blocks = statistics["allocation"]["all"]
+    return AllocatorReading(statistics["allocated_bytes"]["all"]["current"], blocks["allocated"] + blocks["freed"])
 
 
 def cuda_history(device: torch.device) -> list[dict[str, Any]]:
