@@ -17,6 +17,9 @@ from zoo.torch_internals.dispatch import (
 )
 
 LINE_DTYPES = (torch.float32, torch.float64)  # of `apply_line`
+HALF_OR_FLOAT = (torch.float32, torch.bfloat16, torch.float16)  # of `normalize`
+CENTERED = "centered"  # any order: no values are computed on the meta device
+MIN_COMPARED = 2**18  # elements of the outputs that are compared, since the orders rarely differ in half precision
 VECTOR = 8  # channels
 
 
@@ -87,20 +90,84 @@ def recipe_of_batch_norm(
 
     The arguments are in two parts: the norm's own, and small ones that nothing else modifies. Running statistics are
     not updated. If the norm used batch statistics, only the dtype of its running statistics is needed, which selects
-    the kernel. In training, torch's own norms are recomputed from their saved mean and inverse standard deviation, in
-    one pass over x: on the CPU as a scale and shift, on CUDA by the second of the norm's kernels. cuDNN's norms
-    recompute their statistics, because their rounding is not documented.
+    the kernel. In training, norms are recomputed from their saved mean and inverse standard deviation, in one pass
+    over x: on the CPU as a scale and shift, on CUDA in the order of operations whose bits the norm had. Without Triton,
+    torch's own norms on CUDA run the second of their kernels again. Other norms recompute their statistics.
     """
     x, weight, bias, _, _, is_training = args[:6]
     if not is_training:
         return first_output, (operation, *args), ()
-    if operation is aten.native_batch_norm.default:
-        if has_exact_line(x, weight, bias, outputs[1]):
-            return apply_line, (x,), (*line_of(weight, bias, outputs[1], outputs[2]), None, False)
-        if x.is_cuda:
-            return aten.batch_norm_elemt.default, (x, weight, bias), (outputs[1], outputs[2], args[7])
+    if operation is aten.native_batch_norm.default and has_exact_line(x, weight, bias, outputs[1]):
+        return apply_line, (x,), (*line_of(weight, bias, outputs[1], outputs[2]), None, False)
+    order = order_of(operation, x, weight, bias, outputs)
+    if order is not None:
+        return normalize, (x, weight, bias), (outputs[1], outputs[2], order, None, False)
+    if operation is aten.native_batch_norm.default and x.is_cuda:
+        return aten.batch_norm_elemt.default, (x, weight, bias), (outputs[1], outputs[2], args[7])
     dtype = None if args[3] is None else args[3].dtype
     return repeat_batch_norm, (operation, dtype, x, weight, bias, *args[6:]), ()
+
+
+def normalize(
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    mean: Tensor,
+    invstd: Tensor,
+    order: str,
+    shortcut: Tensor | None = None,
+    is_rectified: bool = False,
+) -> Tensor:
+    """Return a batch norm on CUDA with given statistics, plus the shortcut, followed by ReLU if ``is_rectified``.
+
+    The result has the bits of the separate operations; see `zoo.ops.abn.triton.normalize`.
+    """
+    if x.is_meta:
+        return torch.empty_like(x)
+    from zoo.ops.abn import triton
+
+    return triton.normalize(x, weight, bias, mean, invstd, order, shortcut, is_rectified)
+
+
+def order_of(operation: Operation, x: Tensor, weight: Tensor | None, bias: Tensor | None, outputs: Any) -> str | None:
+    """Return the order of operations in which `normalize` has the bits of a training-mode batch norm of x on CUDA.
+
+    The kernel and with it the order depend on the layout and the size, so outputs of each are compared once. None if no
+    order has these bits, if several orders have them, or if x is on another device or in another layout.
+    """
+    device = kernel_device_of(x)
+    if device.type != "cuda" or name_for(device) != "triton" or x.dtype not in HALF_OR_FLOAT or not _is_dense(x):
+        return None
+    if x.is_meta:
+        return CENTERED
+    key = operation, x.shape, x.stride(), x.dtype, x.data_ptr() % 16, x.device, weight is None, bias is None
+    if key not in _orders:
+        if torch.cuda.is_current_stream_capturing():  # comparing waits for the device
+            return None
+        _orders[key] = _compared_order(operation, x, weight, bias, outputs)
+    return _orders[key]
+
+
+_orders: dict[Any, str | None] = {}
+
+
+def _compared_order(
+    operation: Operation, x: Tensor, weight: Tensor | None, bias: Tensor | None, outputs: Any
+) -> str | None:
+    """Return the only order whose bits equal the outputs for the first and the last images."""
+    from zoo.ops.abn.triton import ORDERS
+
+    y, mean, invstd = outputs[:3]
+    if x.numel() == 0 or y.stride() != x.stride():
+        return None
+    number = -(-MIN_COMPARED // x[0].numel())
+    parts = [(x[:number], y[:number]), (x[-number:], y[-number:])]
+    found = [
+        order
+        for order in (ORDERS if operation is aten.cudnn_batch_norm.default else ORDERS[:1])
+        if all(torch.equal(normalize(each, weight, bias, mean, invstd, order), out) for each, out in parts)
+    ]
+    return found[0] if len(found) == 1 else None
 
 
 def repeat_batch_norm(
@@ -155,6 +222,10 @@ def apply_line(
     if shortcut is not None:
         out.add_(shortcut)
     return out.relu_() if is_rectified else out
+
+
+#: Recomputed norms that may also add a shortcut and apply ReLU, by their last two arguments.
+FUSABLE = (apply_line, normalize)
 
 
 @cache

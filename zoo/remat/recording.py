@@ -13,7 +13,7 @@ from torch import Tensor
 from zoo.remat.bits import bits_of, mask_of
 from zoo.remat.cost import PRODUCTS
 from zoo.remat.deciding import Decider
-from zoo.remat.exact_norms import FASTER, apply_line, recipe_of_batch_norm
+from zoo.remat.exact_norms import FASTER, FUSABLE, recipe_of_batch_norm
 from zoo.remat.operations import (
     BATCH_NORMS,
     Operation,
@@ -253,14 +253,14 @@ def _recipe_of(rule: Rule, values: Sequence[Any], kwargs: Any, args: Sequence[An
     operation = rule.repeat
     if operation is RELU:
         norm = values[0].recipe
-        if norm is not None and norm.operation is apply_line and values[0].readers == 0:
+        if norm is not None and norm.operation in FUSABLE and values[0].readers == 0:
             return Recipe(norm.operation, (*norm.args[:-1], True), {}, is_view=False)
     elif operation is ADD and not kwargs and isinstance(args[1], Tensor):
         a, b = args
         if a.dtype == b.dtype and a.shape == b.shape and a.stride() == b.stride():
             for value, other in (values, reversed(values)):
                 norm = value.recipe
-                if norm is not None and norm.operation is apply_line and value.readers == 0:
+                if norm is not None and norm.operation in FUSABLE and value.readers == 0:
                     *inputs, shortcut, is_rectified = norm.args
                     if shortcut is None and not is_rectified:
                         return Recipe(norm.operation, (*inputs, other, False), {}, is_view=False)

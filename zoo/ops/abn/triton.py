@@ -41,6 +41,10 @@ MAX_PIECES = 8  # most pieces per strip, if there are more strips than resident 
 COMBINED_SPLITS = 256  # splits that a program combines at a time
 COMBINED_CHANNELS = 8  # channels that a program combines
 COMBINE_WARPS = 8
+#: The orders of operations of `normalize`: with mean m, inverse standard deviation s, weight w and bias b,
+#: fma((x - m) w, s, b), fma(x - m, s w, b) and fma(x, s w, b - m (s w)). Found by comparing bits, since cuDNN
+#: documents none: torch's own kernels use the first, cuDNN uses all three, depending on layout and size.
+ORDERS = ("weight first", "centered", "line")
 MAX_COMPILED = 4096  # cache entries, one per kernel and shape; the number of input shapes is unlimited
 
 
@@ -242,6 +246,32 @@ def _launch_apply(
         _launch("apply", x, tiling_of(x), tensors, settings[2:])
 
 
+def normalize(
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    mean: Tensor,
+    invstd: Tensor,
+    order: str,
+    shortcut: Tensor | None = None,
+    is_rectified: bool = False,
+) -> Tensor:
+    """Return a batch norm with given statistics, plus the shortcut, followed by ReLU if ``is_rectified``.
+
+    The result has the bits of the separate operations, and the layout of x, which is contiguous or channels_last.
+
+    Args:
+    - `x`, `shortcut`: (N, C, ...) of one dtype.
+    - `mean`, `invstd`: mean and inverse standard deviation of each channel, (C,).
+    - `order`: one of `ORDERS`.
+    """
+    out = torch.empty_like(x)
+    if x.numel():
+        tensors = x, out, laid_out(shortcut, x), *map(_vector, (mean, invstd, weight, bias))
+        _launch("normalize", x, tiling_of(x), tensors, (order, is_rectified))
+    return out
+
+
 def _new_gradients(z: Tensor, weight: Tensor | None, bias: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
     """Return uninitialized tensors for the means and the gradients of weight and bias (empty without these)."""
     means = z.new_empty(2, z.shape[1], dtype=accumulate_dtype(z.dtype))
@@ -391,8 +421,8 @@ def _compile(name: str, x: Tensor, warps: int, tensors: tuple[Any, ...], numbers
 
     accumulate = tl.float64 if x.dtype == torch.float64 else tl.float32
     jitted = getattr(triton_kernels, name)
-    # Fused multiply-add is the default in this version of Triton, but not in the next.
-    options = {"num_warps": warps, "enable_fp_fusion": True}
+    # Fused multiply-add is the default in this version of Triton, but not in the next. `normalize` names its own.
+    options = {"num_warps": warps, "enable_fp_fusion": name != "normalize"}
     kernel = jitted.warmup(*tensors, *numbers, accumulate, grid=(1,), **options)
     return jitted if kernel is None else kernel, accumulate  # the interpreter compiles nothing
 

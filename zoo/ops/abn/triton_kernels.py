@@ -296,6 +296,42 @@ def apply(x, out, shortcut, mean, var, weight, bias, pieces, outer, groups, unit
         offsets += stride
 
 
+@triton.jit(do_not_specialize=["pieces", "outer", "groups", "units"])
+def normalize(x, out, shortcut, mean, invstd, weight, bias, pieces, outer, groups, units,
+              PERIOD: tl.constexpr, UNIT: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr,
+              ORDER: tl.constexpr, RECTIFIED: tl.constexpr, ACC: tl.constexpr):  # fmt: skip
+    """Write a batch norm with these statistics, plus the shortcut, followed by ReLU.
+
+    The result has the bits of the separate operations, each rounded to the dtype of ``out``. ORDER is the order in
+    which a batch norm multiplies and adds, see `zoo.ops.abn.triton.ORDERS`; only the fused multiply-add that it names
+    is fused.
+    """
+    channel, valid, _, inside, rows, step, offsets, stride, steps = locate_last(
+        pieces, outer, groups, units, PERIOD, UNIT, ROWS, COLS
+    )
+    center = tl.load(mean + channel, mask=valid, other=0).to(ACC)
+    slope = tl.load(invstd + channel, mask=valid, other=0).to(ACC)
+    shift = bias_of(bias, channel, valid, ACC)
+    factor = tl.full((), 1, ACC) if weight is None else tl.load(weight + channel, mask=valid, other=0).to(ACC)
+    if ORDER != "weight first":
+        slope = slope * factor
+        factor = tl.full((), 1, ACC)
+    if ORDER == "line":
+        shift = shift - center * slope
+        center = center * 0
+    for _ in range(steps):
+        mask = (rows < outer) & inside
+        y = tl.fma((tl.load(x + offsets, mask=mask, other=0).to(ACC) - center) * factor, slope, shift)
+        y = y.to(out.dtype.element_ty)
+        if shortcut is not None:
+            y = (y.to(ACC) + tl.load(shortcut + offsets, mask=mask, other=0).to(ACC)).to(out.dtype.element_ty)
+        if RECTIFIED:
+            y = tl.maximum(y.to(ACC), 0.0, propagate_nan=tl.PropagateNan.ALL).to(out.dtype.element_ty)
+        tl.store(out + offsets, y, mask=mask)
+        rows += step
+        offsets += stride
+
+
 @triton.jit(do_not_specialize=["pieces", "outer", "groups", "units", "places"])
 def backward_reduce(z, dz, shortcut, weight, bias, partial, pieces, outer, groups, units, places: "i64",  # noqa: F821
                     PERIOD: tl.constexpr, UNIT: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr,
