@@ -108,9 +108,10 @@ def test_peak_of_u_net_exceeds_held_bytes_by_widest_gradients() -> None:
 
 
 @pytest.mark.slow
-def test_budgets_are_measured_beside_checkpoints() -> None:
+@pytest.mark.parametrize(("dtype", "layout"), [("float32", "contiguous"), ("bfloat16", "channels_last")])
+def test_budgets_are_measured_beside_checkpoints(dtype: str, layout: str) -> None:
     results = Results("lean", "", torch.device("cpu"), {})
-    setup = Setup(NetworkSpec(arch="resnet18"), 4, 64)
+    setup = Setup(NetworkSpec(arch="resnet18"), 4, 64, dtype=dtype, layout=layout)
     lean_networks.measure_lean_network(results, setup, rounds=1, budgets=(0.5, 0.4))
     found = {(each["provider"], each["metric"]): each["median"] for each in results.records}
     held = [found[provider, "held ratio"] for provider in ("plain", "lean, budget 0.5", "lean, budget 0.4")]

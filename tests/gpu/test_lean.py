@@ -151,3 +151,18 @@ def test_replayed_cuda_graph_is_bit_identical_to_plain_training(name: str) -> No
         torch.cuda.set_rng_state(state)
         for found, expected in zip(recorded, step(net), strict=True):
             assert torch.equal(found, expected)
+
+
+@pytest.mark.parametrize("budget", [1.0, 0.5])
+@pytest.mark.parametrize("shape", [(8, 64, 96), (3, 37, 129), (16, 512, 256)])
+def test_compiled_backward_uses_dropout_mask_of_forward(shape: tuple[int, ...], budget: float) -> None:
+    """torch's own activation memory budgets draw other masks in backward: pytorch issue 198333."""
+
+    def product(x: Tensor, weight: Tensor) -> Tensor:  # linear in x for a given mask
+        return F.dropout(x, 0.5).transpose(-1, -2).contiguous() @ weight
+
+    x, weight = torch.rand(shape, device="cuda").requires_grad_(), torch.rand(shape[-2], 16, device="cuda")
+    out = torch.compile(product, options=zoo.remat.inductor_options(budget))(x, weight.requires_grad_())
+    dout = torch.rand_like(out)
+    (dx,) = torch.autograd.grad(out, x, dout)
+    torch.testing.assert_close((dx * x).sum(), (out * dout).sum(), rtol=1e-5, atol=0)

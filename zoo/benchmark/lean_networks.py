@@ -19,6 +19,7 @@ from zoo.benchmark.model import add_times
 from zoo.benchmark.network_setup import Setup, loss_of_any, room_for_compilations
 from zoo.benchmark.results import Case, Results, describe_error
 from zoo.benchmark.strategies import EAGER, compile_with_budget
+from zoo.engine.precision import DTYPES, autocast
 from zoo.memory.allocations import measure_memory
 from zoo.memory.block_checkpointing import blocks_of, checkpoint_blocks
 from zoo.memory.check import compare
@@ -28,6 +29,7 @@ from zoo.models.external import iter_tensors
 from zoo.remat import inductor_options
 from zoo.remat.lean import lean
 
+ForwardOf = Callable[..., Callable[[], Tensor]]  # a model, and its loss or None -> computes the loss
 PLAIN, LEAN, CHECKPOINTS, INDUCTOR = "plain", "lean", "checkpointed blocks", "Inductor, lean rule"
 SEED = 0
 WARMUP = 2  # steps before the first timing
@@ -66,7 +68,8 @@ def measure_lean_network(
             return
         torch.manual_seed(SEED)
         plain, images = EAGER[0].build(setup), setup.random_images()
-        _forward(copy.deepcopy(plain), images)().backward()
+        forward_of = partial(_forward, setup, images)
+        forward_of(copy.deepcopy(plain))().backward()
     except Exception as error:  # other packages may raise anything
         results.note(f"not measured: {name} ({describe_error(error)})")
         return
@@ -82,10 +85,18 @@ def measure_lean_network(
         options = inductor_options(float(share))
         models[name_of_rule] = torch.compile(copy.deepcopy(plain), options=options)
     with room_for_compilations():
-        _measure(results, case, models, images, rounds, reports)
+        _measure(results, case, models, images, forward_of, rounds, reports)
 
 
-def _measure(results: Results, case: Case, models: dict[str, Any], images: Tensor, rounds: int, reports: bool) -> None:
+def _measure(
+    results: Results,
+    case: Case,
+    models: dict[str, Any],
+    images: Tensor,
+    forward_of: ForwardOf,
+    rounds: int,
+    reports: bool,
+) -> None:
     """Measure bits, memory and time of a network."""
     name = case.subject
     for provider in [*models][1:]:
@@ -94,10 +105,10 @@ def _measure(results: Results, case: Case, models: dict[str, Any], images: Tenso
             is_exact = provider.startswith(LEAN)  # Inductor uses other kernels
             if is_exact:
                 variant = partial(_replace, models[provider])
-                with _deterministic(images.device):
+                with _deterministic(images.device), autocast(images.device, DTYPES[case.dtype]):
                     found = compare(models[PLAIN], images.clone().requires_grad_(), variant)
             else:
-                _forward(models[provider], images)().backward()
+                forward_of(models[provider])().backward()
         except Exception as error:
             results.add(case, provider, "trains", "1", [0.0])
             results.note(f"{name}, {provider}, fails: {describe_error(error)}")
@@ -113,9 +124,9 @@ def _measure(results: Results, case: Case, models: dict[str, Any], images: Tenso
     if len(models) == 1:
         return
     try:
-        _add_costs(results, case, models, images, rounds)
+        _add_costs(results, case, models, forward_of, rounds)
         if reports:
-            _add_reported_peaks(results, case, models, images)
+            _add_reported_peaks(results, case, models, images, forward_of)
     except Exception as error:
         results.note(f"{name}: bytes and times not measured ({describe_error(error)})")
 
@@ -127,8 +138,8 @@ def _predicted_bytes(setup: Setup) -> int:
         return 0
 
 
-def _add_costs(results: Results, case: Case, models: dict[str, nn.Module], images: Tensor, rounds: int) -> None:
-    forwards = {name: _forward(model, images) for name, model in models.items()}
+def _add_costs(results: Results, case: Case, models: dict[str, nn.Module], forward_of: ForwardOf, rounds: int) -> None:
+    forwards = {name: forward_of(model) for name, model in models.items()}
     # Uses the images of the earlier steps, for which graphs were compiled and plans were made.
     memory = {name: measure_memory(forwards[name], model.parameters(), warmup=WARMUP) for name, model in models.items()}
     for name, measured in memory.items():
@@ -142,11 +153,13 @@ def _add_costs(results: Results, case: Case, models: dict[str, nn.Module], image
         add_times(results, case, forwards, models, PLAIN, rounds)
 
 
-def _add_reported_peaks(results: Results, case: Case, models: dict[str, nn.Module], images: Tensor) -> None:
+def _add_reported_peaks(
+    results: Results, case: Case, models: dict[str, nn.Module], images: Tensor, forward_of: ForwardOf
+) -> None:
     """Measure the peak of a step, including everything allocated before, and the report's peak relative to it."""
     report = memory_report(models[PLAIN], images)
     for name, reported in ((PLAIN, report.plain_peak), (LEAN, report.peak)):
-        forward = _forward(models[name], images, default_loss)
+        forward = forward_of(models[name], default_loss)
         existing = sum(each.nbytes for each in (*models[name].parameters(), *models[name].buffers(), images))
         measured = existing + measure_memory(forward, models[name].parameters()).peak
         results.add(case, name, "whole peak", "MB", [measured / 1e6])
@@ -175,6 +188,14 @@ def _deterministic(device: torch.device) -> Iterator[None]:
         settings.fill_uninitialized_memory = fills
 
 
-def _forward(model: nn.Module, images: Tensor, loss: Callable[[Any], Tensor] | None = None) -> Callable[[], Tensor]:
+def _forward(
+    setup: Setup, images: Tensor, model: nn.Module, loss: Callable[[Any], Tensor] | None = None
+) -> Callable[[], Tensor]:
     loss = loss or (lambda output: loss_of_any(list(iter_tensors(output))))
-    return lambda: loss(model(images))
+
+    def forward() -> Tensor:
+        with autocast(setup.device, DTYPES[setup.dtype]):
+            output = model(images)
+        return loss(output)
+
+    return forward

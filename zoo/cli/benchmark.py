@@ -203,6 +203,10 @@ class BenchmarkLean(Benchmark):
     """Images per step."""
     size: Positive = option(default=224, metavar="PX")
     """Image size, for networks that accept any size."""
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    """Number format; bfloat16 is autocast."""
+    layout: MemoryFormat = "contiguous"
+    """Memory layout of images and weights."""
     max_memory: str | None = option(metavar="SIZE")
     """Skip networks whose plain training is predicted to need more, such as 4GiB."""
     budgets: Budgets = ()
@@ -235,7 +239,8 @@ class BenchmarkLean(Benchmark):
         max_bytes = None if self.max_memory is None else parse_bytes(self.max_memory)
         for index, name in enumerate(names):
             print(f"{name} ({index + 1} of {len(names)})", file=sys.stderr, flush=True)
-            setup = Setup(parse_spec({"arch": name}, name), self.batch, self.size, device=results.device)
+            spec = parse_spec({"arch": name}, name)
+            setup = Setup(spec, self.batch, self.size, None, self.dtype, self.layout, results.device)
             measure_lean_network(
                 results, setup, rounds=self.rounds, max_bytes=max_bytes, budgets=self.budgets,
                 compiled_budgets=self.compiled_budgets, reports=self.reports,
