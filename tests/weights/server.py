@@ -1,23 +1,27 @@
-"""A local web server that serves one file, correctly or with a scripted fault per request."""
+"""A local web server that serves one file or a folder, correctly or with a scripted fault per request."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler
+from pathlib import Path
 from typing import Any
 
 from tests.local_server import LocalServer
 
-Answer = Callable[["Handler"], None]
+Answer = Callable[["Handler"], object]
 
 
 class Server(LocalServer):
-    """Serves ``content`` under any path and records the requests; the first requests get the answers of ``script``."""
+    """Serves ``content`` for any path, or the files of a folder, and records the requests.
 
-    def __init__(self, content: bytes) -> None:
+    The first requests for a path get the answers of ``script[path]``, the others ``usual``.
+    """
+
+    def __init__(self, content: bytes | Path) -> None:
         super().__init__(Handler)
         self.content = content
-        self.script: list[Answer] = []
+        self.script: dict[str, list[Answer]] = {}
         self.usual: Answer = whole
         self.requests: list[str] = []
 
@@ -27,7 +31,8 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         self.server.requests.append(self.path)
-        answer = self.server.script.pop(0) if self.server.script else self.server.usual
+        script = self.server.script.get(self.path)
+        answer = script.pop(0) if script else self.server.usual
         answer(self)
 
     def log_message(self, *args: Any) -> None:
@@ -39,21 +44,22 @@ class Handler(BaseHTTPRequestHandler):
             self.send_header(name, str(value))
         self.end_headers()
 
-    def begin(self) -> bytes:
-        """Send the headers of the file and return its bytes."""
-        self.head(200, {"Content-Type": "application/octet-stream", "Content-Length": len(self.server.content)})
-        return self.server.content
+    def begin(self, content: bytes) -> bytes:
+        """Send the headers of a file and return its bytes."""
+        self.head(200, {"Content-Type": "application/octet-stream", "Content-Length": len(content)})
+        return content
+
+    def content(self) -> bytes:
+        content = self.server.content
+        return content if isinstance(content, bytes) else (content / self.path.partition("?")[0][1:]).read_bytes()
 
 
 def whole(handler: Handler) -> None:
-    handler.wfile.write(handler.begin())
+    handler.wfile.write(handler.begin(handler.content()))
 
 
 def truncates(num_bytes: int) -> Answer:
-    def answer(handler: Handler) -> None:
-        handler.wfile.write(handler.begin()[:num_bytes])
-
-    return answer
+    return lambda handler: handler.wfile.write(handler.begin(handler.content())[:num_bytes])
 
 
 def stalls(num_bytes: int) -> Answer:
@@ -69,15 +75,10 @@ def fails(status: int, **headers: str) -> Answer:
     return lambda handler: handler.head(status, {"Content-Length": 0, **headers})
 
 
-def redirects(path: str) -> Answer:
-    return fails(302, Location=path)
+def redirects(address: str) -> Answer:
+    return fails(302, Location=address)
 
 
 def sends(content: bytes) -> Answer:
     """Send ``content`` for any request."""
-
-    def answer(handler: Handler) -> None:
-        handler.head(200, {"Content-Length": len(content)})
-        handler.wfile.write(content)
-
-    return answer
+    return lambda handler: handler.wfile.write(handler.begin(content))

@@ -169,7 +169,7 @@ def test_full_disk_raises_and_leaves_no_partial_file(cache: Path) -> None:
 
 
 def test_interrupted_transfer_is_retried(server: Server, cache: Path) -> None:
-    server.script = [truncates(150_000)]
+    server.script = {f"/{NAME}.pth.tar": [truncates(150_000)]}
     path = fetch_weights(NAME)
     assert path.read_bytes() == CONTENT
     assert len(server.requests) == 2
@@ -232,7 +232,7 @@ def test_query_of_signed_mirror_follows_file_and_is_not_shown(
 
 @pytest.mark.slow
 def test_another_process_downloads_if_the_first_is_killed(server: Server) -> None:
-    server.script = [stalls(2**17 + 1000)]
+    server.script = {f"/{NAME}.pth.tar": [stalls(2**17 + 1000)]}
     path = weights_path(NAME)
     processes = [
         subprocess.Popen([sys.executable, "-c", FETCH], stdin=-1, stdout=-1, stderr=-1, text=True) for _ in range(3)
