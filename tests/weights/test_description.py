@@ -10,6 +10,7 @@ import torch
 
 import zoo
 from tests.refusals import refused
+from tests.weights.files import save_described
 from zoo import load_weights
 from zoo.config.limits import MAX_CLASSES
 from zoo.config.network import NetworkSpec
@@ -32,13 +33,10 @@ def _changed(**changes: Any) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def relu_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def relu_file(small_networks: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The weights of a ResNet-18 with relu and three classes, with their record."""
-    path: Path = tmp_path_factory.mktemp("record") / "relu.pth"
-    torch.manual_seed(0)
     model = zoo.get("resnet18", activation="relu", num_classes=3)
-    torch.save({"state_dict": model.state_dict(), "network": _changed(options={})}, path)
-    return path
+    return save_described(model, tmp_path_factory.mktemp("record") / "relu.pth", **_changed(options={}))
 
 
 @pytest.mark.parametrize(
@@ -70,14 +68,11 @@ def test_options_without_effect_on_weights_do_not_contradict_file(relu_file: Pat
     model = zoo.get("resnet18", activation="relu", num_classes=3, memory="checkpoint", dilation=[1, 1, 1, 2])
     load_weights(model, relu_file)
     load_weights(zoo.get("resnet18", activation="relu", num_classes=7), relu_file)
-    source = zoo.get("revnet38_cifar", grid_bits=14)
-    torch.save({"state_dict": source.state_dict(), "network": source.built_as.model_dump()}, tmp_path / "grid.pth")
-    assert zoo.get(tmp_path / "grid.pth").mod2.chain.grid_bits == 14
-    load_weights(zoo.get("revnet38_cifar", grid_bits=12), tmp_path / "grid.pth")
-    source = zoo.get("resnet18", norm="sync", num_classes=3)
-    record = _changed(norm="sync", activation="leaky_relu", options={})
-    torch.save({"state_dict": source.state_dict(), "network": record}, tmp_path / "sync.pth")
-    load_weights(zoo.get("resnet18", norm="inplace", num_classes=3), tmp_path / "sync.pth")
+    grid = save_described(zoo.get("revnet38_cifar", grid_bits=14), tmp_path / "grid.pth")
+    assert zoo.get(grid).mod2.chain.grid_bits == 14
+    load_weights(zoo.get("revnet38_cifar", grid_bits=12), grid)
+    sync = save_described(zoo.get("resnet18", norm="sync", num_classes=3), tmp_path / "sync.pth")
+    load_weights(zoo.get("resnet18", norm="inplace", num_classes=3), sync)
 
 
 # Descriptions of networks, under "network" in checkpoints and weights files.
