@@ -16,8 +16,8 @@ import torch
 from torch import Tensor, nn
 
 from tests.dist.spawn import run_distributed
-from tests.engine.test_replicas import EPOCH
-from tests.engine.tiny import MemoryLog, make_config, make_images, run
+from tests.engine.test_replicas import replicas_config
+from tests.engine.tiny import MemoryLog, run
 from zoo.config.experiment import Experiment
 from zoo.config.network import NetworkSpec
 from zoo.engine.attributes import attribute_values, changed_attribute
@@ -99,15 +99,6 @@ def test_buffers_and_layers_of_torch_are_no_changed_attributes(layer: nn.Module)
     assert changed_attribute(layer, before) is None
 
 
-@pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_images(tmp_path_factory.mktemp("data"), num_train=44, num_val=4)
-
-
-def _config(replicas: int) -> Experiment:
-    return make_config(optimizer={"batch_size": 16, "replicas": replicas, "schedule": EPOCH})
-
-
 def build_counting(network: NetworkSpec) -> nn.Module:
     body = nn.Sequential(nn.Conv2d(3, 4, 3), Stateful(0, lambda state, x: state + 1))
     return nn.Sequential(body, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, network.num_classes))
@@ -119,9 +110,9 @@ def build_caching(network: NetworkSpec) -> nn.Module:
     return model
 
 
-def _train(config: Experiment, data: Path, folder: Path) -> str:
+def _train(config: Experiment, uneven_data: Path, folder: Path) -> str:
     try:
-        run(config, data, folder, MemoryLog(), build=build_counting)
+        run(config, uneven_data, folder, MemoryLog(), build=build_counting)
     except ConfigError as error:
         return str(error)
     return ""
@@ -130,22 +121,21 @@ def _train(config: Experiment, data: Path, folder: Path) -> str:
 MESSAGE = "forward changes the attribute state of 0.1 (Stateful); checkpoints and other processes do not get attributes"
 
 
-@pytest.mark.parametrize("replicas", [1, 4])
-def test_run_of_replicas_refuses_changed_attribute(replicas: int, data: Path, tmp_path: Path) -> None:
-    message = _train(_config(replicas), data, tmp_path)
-    assert message.startswith(f"optimizer.replicas = {replicas}: {MESSAGE}")
-
-
-@pytest.mark.dist
-@pytest.mark.parametrize(("world_size", "replicas"), [(2, 3), (2, 2)])
-def test_every_process_refuses_changed_attribute(world_size: int, replicas: int, data: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("world_size", "replicas"),
+    [(1, 1), (1, 4), *[pytest.param(2, replicas, marks=pytest.mark.dist) for replicas in (3, 2)]],
+)
+def test_every_process_refuses_changed_attribute(
+    world_size: int, replicas: int, uneven_data: Path, tmp_path: Path
+) -> None:
     """One of two processes with three replicas has a second pass in the first step, and the other has none."""
-    for message in run_distributed(_train, world_size, _config(replicas), data, tmp_path / "run"):
+    arguments = replicas_config(replicas), uneven_data, tmp_path / "run"
+    for message in [_train(*arguments)] if world_size == 1 else run_distributed(_train, world_size, *arguments):
         assert message.startswith(f"optimizer.replicas = {replicas}: {MESSAGE}")
 
 
-def test_run_of_replicas_accepts_cache_by_shape(data: Path, tmp_path: Path) -> None:
+def test_run_of_replicas_accepts_cache_by_shape(uneven_data: Path, tmp_path: Path) -> None:
     """The last batch of the epoch has another shape, for which the cache gets another entry."""
-    state = run(_config(4), data, tmp_path, MemoryLog(), build=build_caching)
+    state = run(replicas_config(4), uneven_data, tmp_path, MemoryLog(), build=build_caching)
     assert len(state.model[0][1].state) > 1
     assert state.step == 3

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import threading
 import time
 from pathlib import Path
@@ -12,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.engine.tiny import MemoryLog, differences, make_config, make_images, run
+from tests.engine.tiny import MemoryLog, differences, make_config, run, terminate_at
 from tests.refusals import refused
 from zoo.config.experiment import Experiment
 from zoo.engine import checkpoint
@@ -22,11 +20,6 @@ from zoo.errors import CheckpointError, TrainingInterrupted
 
 TIMEOUT_S = 20.0
 EVERY_STEPS = 3  # an epoch has 5 steps
-
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_images(tmp_path_factory.mktemp("data"))
 
 
 def _config() -> Experiment:
@@ -53,7 +46,7 @@ def test_steps_during_write_do_not_change_checkpoint(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with pytest.raises(TrainingInterrupted):  # a run that ends at the step of the compared checkpoint
-        run(_config(), data, tmp_path / "stopped", MemoryLog(_signal_at(3)))
+        run(_config(), data, tmp_path / "stopped", MemoryLog(terminate_at(3)))
     held = _HeldWrites()
     monkeypatch.setattr(checkpoint, "write", held)
     (tmp_path / "log").mkdir()
@@ -83,16 +76,14 @@ def test_save_and_close_wait_for_previous_save(data: Path, tmp_path: Path, monke
     assert read(tmp_path / CHECKPOINT)["position"]["epoch"] == 3
 
 
-def _signal_at(step: int) -> Any:
-    return lambda metrics: metrics.step == step and os.kill(os.getpid(), signal.SIGTERM)
-
-
 def test_interrupted_run_ends_when_its_state_is_written(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     slow_save = torch.save
     monkeypatch.setattr("torch.save", lambda *args: (time.sleep(0.2), slow_save(*args)))
-    refused(TrainingInterrupted, lambda: run(_config(), data, tmp_path, MemoryLog(_signal_at(4))), "SIGTERM at step 4 ")
+    refused(
+        TrainingInterrupted, lambda: run(_config(), data, tmp_path, MemoryLog(terminate_at(4))), "SIGTERM at step 4 "
+    )
     assert [read(tmp_path / name)["position"]["step"] for name in (CHECKPOINT, PREVIOUS)] == [4, 3]
     assert {path.name for path in tmp_path.iterdir()} == {CHECKPOINT, PREVIOUS}
 

@@ -16,22 +16,16 @@ from torch import nn
 from torch.profiler import ProfilerActivity, profile
 
 from tests.dist.spawn import run_distributed
-from tests.engine.tiny import MemoryLog, make_config, make_images, run, this_process
+from tests.engine.tiny import MemoryLog, make_config, new_state, run
 from zoo.engine import trainer
-from zoo.engine.state import TrainState, build_state
+from zoo.engine.state import TrainState
 from zoo.engine.step import StepBatch, train_step
 from zoo.layers import InPlaceABN, InPlaceABNSync
-from zoo.tasks import task_of
 
 pytestmark = pytest.mark.dist
 
 CHANNELS = (8, 16)
-NUM_BYTES = {
-    "float": 4,
-    "double": 8,
-    "long int": 8,
-    "c10::BFloat16": 2,
-}  # bytes per element
+NUM_BYTES = {"float": 4, "double": 8, "long int": 8, "c10::BFloat16": 2}  # of an element
 NORMS = {"standard": nn.BatchNorm2d, "inplace": InPlaceABN, "sync": InPlaceABNSync}
 
 
@@ -46,7 +40,7 @@ def _network(norm: str) -> nn.Module:
 def _messages_of_a_step(norm: str, num_parts: int) -> tuple[list[tuple[str, int]], int]:
     """Return kind and bytes of each message of a step, and the bytes of all parameters."""
     config = make_config(optimizer={"accumulate_steps": num_parts, "batch_size": 16})
-    state = build_state(task_of(config), _network(norm), this_process())
+    state = new_state(config, _network(norm))
     batch = StepBatch(torch.randn(8, 3, 8, 8), torch.arange(8) % 2, 16)
     for _ in range(2):  # DistributedDataParallel agrees on its buckets at the second step
         train_step(state, batch)
@@ -97,8 +91,7 @@ def _messages_of_the_loop(data: Path, log_dir: Path, log_interval: int) -> list[
     return messages
 
 
-def test_loop_sends_one_number_per_step_and_two_messages_per_report(tmp_path: Path) -> None:
-    data = make_images(tmp_path / "data")
+def test_loop_sends_one_number_per_step_and_two_messages_per_report(data: Path, tmp_path: Path) -> None:
     signal = ("all_reduce", 8)
     for messages in run_distributed(_messages_of_the_loop, 2, data, tmp_path / "rare", 100):
         assert messages[0:4] == [[signal]] * 4

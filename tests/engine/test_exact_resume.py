@@ -1,28 +1,32 @@
-"""A run that is killed and resumed is bit-identical to an uninterrupted run.
-
-The processes train for real and are ended by SIGKILL in the middle of an epoch, some steps after a checkpoint.
-"""
+"""A run that is stopped anywhere and resumed has the bits of uninterrupted training."""
 
 from __future__ import annotations
 
+import errno
+import functools
 import multiprocessing
 import os
 import signal
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, NamedTuple
 from unittest import mock
 
 import pytest
 import torch
+import torch.distributed as dist
+from torch import Tensor, nn
 
 from tests.data.sample_labels import make_labeled
 from tests.dist.spawn import PRELOADED, TIMEOUT_S, free_port, prepare_process, run_distributed
 from tests.engine.tiny import (
+    BatchLog,
+    Drive,
     MemoryLog,
+    build_net,
     build_segmenter,
     differences,
     make_config,
@@ -30,22 +34,317 @@ from tests.engine.tiny import (
     make_segmentation_config,
     run,
     run_until_killed,
+    terminate_at,
 )
+from tests.refusals import refused
 from zoo.config.experiment import Experiment
 from zoo.config.parse import parse_experiment
-from zoo.engine.checkpoint import CHECKPOINT, read
+from zoo.engine.checkpoint import BEST, CHECKPOINT, PREVIOUS, read
+from zoo.engine.observers import Observer
 from zoo.engine.process import open_process
-from zoo.errors import CheckpointError
+from zoo.engine.state import TrainState
+from zoo.errors import CheckpointError, DataError, TrainingInterrupted
 from zoo.registry.get import build_from_config
 
-pytestmark = pytest.mark.dist
+EVERY_STEPS = 3  # an epoch has 5 steps
+TOLERANCE = 200 * torch.finfo(torch.float32).eps  # about ten roundings per step, and weights of about 1
 
-KILL_AT, EVERY_STEPS = 8, 3  # an epoch has 5 steps: in the second epoch, two steps after a checkpoint
+
+class Run(NamedTuple):
+    """Settings, images and network of a run."""
+
+    config: Experiment
+    data: Path
+    build: Callable[[Any], nn.Module] = build_net
+
+
+def _run(folder: Path, num_val: int = 6, **changes: Any) -> Run:
+    return Run(make_config(**{"checkpoint": {"every_steps": EVERY_STEPS}, **changes}), make_images(folder, 40, num_val))
+
+
+def _everything(folder: Path, **optimizer: Any) -> Run:
+    """All augmentations and regularizations at once; the last batch of an epoch has four images."""
+    images = {
+        "crop_scale_train": [0.3, 1.0],
+        "interpolation_train": "random",
+        "augment_train": "randaugment",
+        "augment_params_train": {"interpolation": "bilinear"},
+        "color_jitter_train": 0.3,
+        "random_erasing_train": 0.5,
+        "random_erasing_mode_train": "pixel",
+        "repeats_train": 3,
+    }
+    mixing = {"mixup": 0.8, "cutmix": 1.0, "mix_probability": 0.7, "loss": "bce"}
+    averaging = {"ema_every": 2, "label_smoothing": 0.1}
+    config = make_config(input=images, regularization=mixing, optimizer={**averaging, **optimizer})
+    return Run(config, make_images(folder, 44))
+
+
+def _lean(folder: Path) -> Run:
+    network = {"arch": "torchvision:resnet18", "classes": 2, "memory": "lean"}
+    sizes = {"crop_train": 32, "scale_val": 32, "crop_val": 32}
+    schedule = {"type": "linear", "mode": "step", "epochs": 2, "params": {"alpha": -0.1, "beta": 1.0}}
+    optimizer = {"batch_size": 16, "learning_rate": 0.01, "nesterov": True, "decay_norms": False, "schedule": schedule}
+    config = make_config(input=sizes, optimizer=optimizer, checkpoint={"every_steps": 2})
+    config = parse_experiment({**config.model_dump(mode="json"), "network": network}, "test")
+    return Run(config, make_images(folder, 48, num_val=4), build_from_config)
+
+
+def _segmentation(folder: Path) -> Run:
+    """The sums of its epoch are a confusion matrix, and its crops are drawn class by class."""
+    config = make_segmentation_config(checkpoint={"every_steps": EVERY_STEPS})
+    return Run(config, make_labeled(folder, num_train=16, num_val=2), build_segmenter)
+
+
+RELEASED = {"type": "AdamW", "learning_rate": 0.01, "clip": 0, "accumulate_steps": 2, "release_gradients": True}
+RUNS: dict[str, Callable[[Path], Run]] = {
+    "plain": _run,
+    "more images to validate": partial(_run, num_val=41),
+    "standard norms": partial(_run, network={"bn_mode": "standard"}),
+    "two parts": partial(_run, optimizer={"batch_size": 12, "accumulate_steps": 2}),
+    "frozen norms of stem": partial(_run, optimizer={"freeze": ["[01]"]}),
+    "released gradients": partial(_run, optimizer=RELEASED),
+    "best weights of each step": partial(_run, checkpoint={"every_steps": 1, "keep_best": 2}),
+    "everything": _everything,
+    "lean": _lean,
+    "segmentation": _segmentation,
+}
+
+
+def _train(case: Run, log_dir: Path, log: MemoryLog | None = None, **options: Any) -> MemoryLog:
+    log = log or MemoryLog()
+    run(case.config, case.data, log_dir, log, build=case.build, **options)
+    return log
+
+
+def _reports(case: Run, log_dir: Path, options: dict[str, Any]) -> tuple[list[Any], ...]:
+    return _train(case, log_dir, **options).reports
+
+
+def _reports_of_ranks(case: Run, log_dir: Path, world_size: int, **options: Any) -> list[tuple[list[Any], ...]]:
+    if world_size == 1:
+        return [_reports(case, log_dir, options)]
+    return run_distributed(_reports, world_size, case, log_dir, options)
+
+
+# Each of the following functions returns one that trains until it is stopped.
+Stop = Callable[..., None]
+
+
+def _signal_at(step: int) -> Stop:
+    def stop(case: Run, log_dir: Path, **options: Any) -> None:
+        train = partial(_train, case, log_dir, MemoryLog(terminate_at(step)), **options)
+        refused(TrainingInterrupted, train, f"SIGTERM at step {step} ", str(log_dir), "--resume auto")
+
+    return stop
+
+
+class _SignalingLog(MemoryLog):
+    """A log that sends SIGTERM to this process after ``after`` batches of a validation."""
+
+    def __init__(self, after: int) -> None:
+        super().__init__()
+        self._after, self.validated = after, 0
+
+    @contextmanager
+    def progress(self, title: str, total: int, done: int = 0) -> Iterator[Callable[[int], object]]:
+        with super().progress(title, total, done) as advance:
+            yield advance if title != "validation" else self._advance
+
+    def _advance(self, count: int) -> None:
+        self.validated += count
+        if self.validated == self._after:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+
+def _stop_in_validation(case: Run, log_dir: Path, after: int, rank: int) -> int:
+    own = dist.get_rank() if dist.is_initialized() else 0
+    log = _SignalingLog(after if rank == own else -1)
+    refused(TrainingInterrupted, lambda: _train(case, log_dir, log), "SIGTERM at step 5 ")
+    return log.validated
+
+
+def _signal_in_validation(after: int, rank: int = 0, world_size: int = 1) -> Stop:
+    def stop(case: Run, log_dir: Path) -> None:
+        arguments = (case, log_dir, after, rank)
+        alone = world_size == 1
+        validated = [_stop_in_validation(*arguments)] if alone else run_distributed(_stop_in_validation, 2, *arguments)
+        assert max(validated) <= after + (not alone)  # ranks need one further batch to agree
+        assert (log_dir / BEST).exists() == (read(log_dir / CHECKPOINT)["position"]["epoch"] > 0)
+
+    return stop
+
+
+def _stop_by_fault(case: Run, log_dir: Path, split: str, count: int, rank: int) -> str:
+    is_faulty = not dist.is_initialized() or dist.get_rank() == rank
+    drive = Drive(split, count if is_faulty else 10**6, errno.EIO)
+    with mock.patch("zoo.data.sources.folder.read_bytes", drive):
+        words = f"/{split}/", "Input/output error; the state is saved", str(log_dir), "--resume auto"
+        return refused(DataError, lambda: _train(case, log_dir), *words)
+
+
+def _fault_of_data(split: str, count: int, rank: int = 0, world_size: int = 1) -> Stop:
+    """Reading an image of ``split`` fails on one rank, after ``count`` images."""
+
+    def stop(case: Run, log_dir: Path) -> None:
+        arguments = (case, log_dir, split, count, rank)
+        if world_size == 1:
+            _stop_by_fault(*arguments)
+        else:
+            assert len({*run_distributed(_stop_by_fault, world_size, *arguments)}) == 1
+
+    return stop
+
+
+class _End(Exception):
+    pass
+
+
+class _EndAt(Observer):
+    def __init__(self, step: int) -> None:
+        self.step = step
+
+    def after_step(self, state: TrainState) -> None:
+        if state.step == self.step:
+            raise _End
+
+
+def _error_at(step: int) -> Stop:
+    """Nothing is saved at the step of the error."""
+
+    def stop(case: Run, log_dir: Path, **options: Any) -> None:
+        with pytest.raises(_End):
+            _train(case, log_dir, observers=[_EndAt(step)], **options)
+
+    return stop
+
+
+def _kill_at(step: int, world_size: int = 1, workers: int = 0) -> Stop:
+    return lambda case, log_dir: kill_at(step, world_size, *case[:2], log_dir, build=case.build, workers=workers)
+
+
+# An epoch of "plain" has 5 steps of 8 images, and 6 images to validate with. Rows: the run, the number of processes,
+# and each stop with the epoch and the step that the run resumes from.
+STOPS: list[Any] = [
+    *[("plain", 1, [(_signal_at(step), (epoch, step))]) for epoch, step in ((0, 3), (0, 5), (1, 7))],
+    ("plain", 1, [(_fault_of_data("train", 17), (0, 2))]),
+    ("plain", 1, [(_fault_of_data("train", 57), (1, 7))]),
+    ("plain", 1, [(_fault_of_data("val", 3), (0, 5))]),
+    ("plain", 1, [(_fault_of_data("val", 11), (1, 10))]),
+    ("plain", 1, [(_signal_at(2), (0, 2)), (_error_at(7), (1, 6)), (_signal_at(12), (2, 12))]),
+    ("more images to validate", 1, [(_signal_in_validation(2), (0, 5))]),
+    ("frozen norms of stem", 1, [(_signal_at(4), (0, 4))]),
+    ("released gradients", 1, [(_signal_at(4), (0, 4))]),
+    ("best weights of each step", 1, [(_error_at(6), (1, 5)), (_error_at(11), (2, 10))]),
+    *[("everything", 1, [(_signal_at(step), (epoch, step))]) for epoch, step in ((0, 2), (2, 14))],
+    *[
+        pytest.param(*row, marks=pytest.mark.dist)
+        for row in (
+            ("plain", 1, [(_kill_at(8), (1, 6))]),
+            ("plain", 1, [(_kill_at(8, workers=2), (1, 6))]),
+            ("plain", 2, [(_kill_at(7, 2), (1, 6))]),
+            ("two parts", 3, [(_kill_at(7, 3), (2, 6))]),
+            ("frozen norms of stem", 1, [(_kill_at(8), (1, 6))]),
+            ("lean", 1, [(_kill_at(5), (1, 4))]),
+            ("released gradients", 1, [(_kill_at(8), (1, 6))]),
+            ("segmentation", 1, [(_kill_at(7), (1, 6))]),
+            ("more images to validate", 2, [(_signal_in_validation(1, rank=1, world_size=2), (0, 5))]),
+            # After the very last batch, ranks agree on a signal once the validation has been counted and saved.
+            ("more images to validate", 2, [(_signal_in_validation(6, rank=0, world_size=2), (1, 5))]),
+            ("standard norms", 2, [(_fault_of_data("train", 9, 0, 2), (0, 2))]),
+            ("standard norms", 2, [(_fault_of_data("train", 19, 1, 2), (0, 4))]),
+            ("standard norms", 2, [(_fault_of_data("train", 35, 1, 2), (1, 8))]),
+            ("standard norms", 2, [(_fault_of_data("val", 0, 0, 2), (0, 5))]),
+            ("standard norms", 2, [(_fault_of_data("val", 2, 1, 2), (0, 5))]),
+        )
+    ],
+]
+
+
+class Uninterrupted(NamedTuple):
+    """A run without a break: its settings, its folder, and the reports of each rank."""
+
+    case: Run
+    folder: Path
+    reports: list[tuple[list[Any], ...]]
 
 
 @pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_images(tmp_path_factory.mktemp("data"))
+def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Uninterrupted]:
+    """Return a function that trains a run of `RUNS` without a break, once."""
+
+    @functools.cache
+    def case(name: str) -> Run:
+        return RUNS[name](tmp_path_factory.mktemp("data"))
+
+    @functools.cache
+    def train(name: str, world_size: int = 1) -> Uninterrupted:
+        folder = tmp_path_factory.mktemp("straight")
+        return Uninterrupted(case(name), folder, _reports_of_ranks(case(name), folder, world_size))
+
+    return train
+
+
+def _differing_files(first: Path, second: Path) -> list[str]:
+    """Return the paths at which the checkpoints and the best weights of two runs differ."""
+    names = [{path.name for path in folder.glob("*.pth.tar")} - {PREVIOUS} for folder in (first, second)]
+    assert names[0] == names[1]
+    contents = [{name: torch.load(folder / name, weights_only=True) for name in names[0]} for folder in (first, second)]
+    return differences(*contents)
+
+
+@pytest.mark.parametrize(("name", "world_size", "stops"), STOPS)
+def test_stopped_and_resumed_run_has_bits_of_uninterrupted_run(
+    name: str,
+    world_size: int,
+    stops: list[tuple[Stop, tuple[int, int]]],
+    uninterrupted: Callable[..., Uninterrupted],
+    tmp_path: Path,
+) -> None:
+    straight = uninterrupted(name, world_size)
+    options: dict[str, Any] = {}
+    for stop, position in stops:
+        stop(straight.case, tmp_path / "log", **options)
+        saved = read(tmp_path / "log" / CHECKPOINT)["position"]
+        assert (saved["epoch"], saved["step"]) == position
+        options = {"resume": "auto"}
+    resumed = _reports_of_ranks(straight.case, tmp_path / "log", world_size, **options)
+    epoch, step = position
+    for reports, (numbers, digests, validations) in zip(resumed, straight.reports, strict=True):
+        assert reports == (numbers[step:], digests[epoch:], validations[epoch:])
+    assert _differing_files(straight.folder, tmp_path / "log") == []
+
+
+def test_batches_with_all_augmentations_are_those_of_uninterrupted_run(
+    uninterrupted: Callable[..., Uninterrupted], tmp_path: Path
+) -> None:
+    case, _, _ = uninterrupted("everything")
+    whole, rest = BatchLog(), BatchLog()
+    _train(case, tmp_path / "straight", observers=[whole])
+    _signal_at(8)(case, tmp_path / "log")
+    _train(case, tmp_path / "log", observers=[rest], resume="auto")
+    assert {targets.dim() for _, targets in whole.batches} == {1, 2}  # some batches are not mixed
+    assert differences(whole.batches[8:], rest.batches) == []
+
+
+def test_number_of_workers_does_not_change_bits(uninterrupted: Callable[..., Uninterrupted], tmp_path: Path) -> None:
+    straight = uninterrupted("everything")
+    assert [_train(straight.case, tmp_path, workers=2).reports] == straight.reports
+    assert _differing_files(straight.folder, tmp_path) == []
+
+
+def test_run_with_more_epochs_has_bits_of_longer_run(data: Path, tmp_path: Path) -> None:
+    def config(epochs: int) -> Experiment:
+        params = {"milestones": [3, 12], "gamma": 0.5}
+        schedule = {"type": "multistep", "mode": "step", "epochs": epochs, "params": params}
+        return make_config(optimizer={"schedule": schedule})
+
+    straight, prolonged, log = tmp_path / "straight", tmp_path / "prolonged", MemoryLog()
+    run(config(3), data, straight, MemoryLog())
+    run(config(2), data, prolonged, MemoryLog())
+    run(config(3), data, prolonged, log, resume="auto")
+    assert [epoch for epoch, *_ in log.validations] == [2]
+    assert differences(read(straight / CHECKPOINT), read(prolonged / CHECKPOINT)) == []
 
 
 def _run_rank(rank: int, world_size: int, port: int, args: tuple[Any, ...], options: dict[str, Any]) -> None:
@@ -69,11 +368,8 @@ def kill_at(step: int, world_size: int, config: Experiment, data: Path, log_dir:
     processes = [context.Process(target=_run_rank, args=(rank, *shared)) for rank in range(world_size)]
     for process in processes:
         process.start()
-    end = time.monotonic() + TIMEOUT_S
-    while len(list(log_dir.glob("reached.*"))) < world_size or _saved_step(log_dir) < saved:
-        assert all(process.is_alive() for process in processes), "a process ended by itself"
-        assert time.monotonic() < end, f"step {step} was not reached"
-        time.sleep(0.02)
+    is_done = lambda: len(list(log_dir.glob("reached.*"))) == world_size and _saved_step(log_dir) >= saved  # noqa: E731
+    _wait_for(is_done, processes)
     for process in processes:
         os.kill(process.pid, signal.SIGKILL)
     for process in processes:
@@ -81,94 +377,19 @@ def kill_at(step: int, world_size: int, config: Experiment, data: Path, log_dir:
         assert process.exitcode == -signal.SIGKILL
 
 
+def _wait_for(is_done: Callable[[], bool], processes: list[Any]) -> None:
+    end = time.monotonic() + TIMEOUT_S
+    while not is_done():
+        assert all(process.is_alive() for process in processes), "a process ended by itself"
+        assert time.monotonic() < end, "the step was not reached"
+        time.sleep(0.02)
+
+
 def _saved_step(log_dir: Path) -> int:
     try:
         return read(log_dir / CHECKPOINT)["position"]["step"]
     except CheckpointError:  # there is none, for a moment also between the two renames of a save
         return -1
-
-
-def _numbers_of_run(config: Experiment, data: Path, log_dir: Path, options: dict[str, Any]) -> list[tuple[float, ...]]:
-    log = MemoryLog()
-    run(config, data, log_dir, log, **options)
-    return log.numbers
-
-
-class Case(NamedTuple):
-    """Settings of a run, its data, options of `run` before and after the kill, and the step to kill it at."""
-
-    config: Experiment
-    data: Path
-    kill_at: int = KILL_AT
-    world_size: int = 1
-    options: Mapping[str, Any] = MappingProxyType({})
-    options_after: Mapping[str, Any] = MappingProxyType({})
-
-
-def _classification(folder: Path, world_size: int = 1, parts: int = 1, workers: int = 0) -> Case:
-    optimizer = {"batch_size": 12 if world_size == 3 else 8, "accumulate_steps": parts}
-    config = make_config(checkpoint={"every_steps": EVERY_STEPS}, optimizer=optimizer)
-    return Case(config, make_images(folder), KILL_AT - (world_size > 1), world_size, {"workers": workers})
-
-
-def _frozen(folder: Path) -> Case:
-    """Norms of the stem stay in evaluation mode after the resume, too."""
-    optimizer = {"freeze": ["[01]"]}
-    config = make_config(checkpoint={"every_steps": EVERY_STEPS}, optimizer=optimizer)
-    return Case(config, make_images(folder))
-
-
-def _lean(folder: Path) -> Case:
-    network = {"arch": "torchvision:resnet18", "classes": 2, "memory": "lean"}
-    sizes = {"crop_train": 32, "scale_val": 32, "crop_val": 32}
-    schedule = {"type": "linear", "mode": "step", "epochs": 2, "params": {"alpha": -0.1, "beta": 1.0}}
-    optimizer = {"batch_size": 16, "learning_rate": 0.01, "nesterov": True, "decay_norms": False, "schedule": schedule}
-    config = make_config(input=sizes, optimizer=optimizer, checkpoint={"every_steps": 2})
-    config = parse_experiment({**config.model_dump(mode="json"), "network": network}, "test")
-    return Case(config, make_images(folder, num_train=48, num_val=4), kill_at=5, options={"build": build_from_config})
-
-
-def _released(folder: Path) -> Case:
-    optimizer = {"type": "AdamW", "learning_rate": 0.01, "clip": 0, "accumulate_steps": 2, "release_gradients": True}
-    return Case(make_config(checkpoint={"every_steps": EVERY_STEPS}, optimizer=optimizer), make_images(folder))
-
-
-def _segmentation(folder: Path) -> Case:
-    """The sums of its epoch are a confusion matrix, and its crops are drawn class by class."""
-    config = make_segmentation_config(checkpoint={"every_steps": EVERY_STEPS})
-    data = make_labeled(folder, num_train=16, num_val=2)
-    return Case(config, data, kill_at=7, options={"build": build_segmenter})
-
-
-CASES: dict[str, Callable[[Path], Case]] = {
-    "classification": _classification,
-    "other workers": lambda folder: _classification(folder, workers=2)._replace(options_after={"workers": 1}),
-    "two ranks": partial(_classification, world_size=2),
-    "three ranks, two parts": partial(_classification, world_size=3, parts=2),
-    "frozen": _frozen,
-    "lean": _lean,
-    "released gradients": _released,
-    "segmentation": _segmentation,
-}
-
-
-@pytest.mark.parametrize("name", CASES)
-def test_killed_and_resumed_run_is_bit_identical_to_uninterrupted_run(name: str, tmp_path: Path) -> None:
-    case = CASES[name](tmp_path / "data")
-    straight, killed = tmp_path / "straight", tmp_path / "killed"
-    every = case.config.checkpoint.every_steps
-    saved = case.kill_at // every * every
-
-    def train(log_dir: Path, options: dict[str, Any]) -> list[list[tuple[float, ...]]]:
-        arguments = (case.config, case.data, log_dir, options)
-        return run_distributed(_numbers_of_run, case.world_size, *arguments, group=case.world_size > 1)
-
-    numbers = train(straight, {**case.options, "workers": 0})
-    kill_at(case.kill_at, case.world_size, case.config, case.data, killed, **case.options)
-    assert read(killed / CHECKPOINT)["position"]["step"] == saved
-    assert train(killed, {**case.options, **case.options_after, "resume": "auto"}) == [each[saved:] for each in numbers]
-    assert len(numbers[0]) > case.kill_at
-    assert differences(read(straight / CHECKPOINT), read(killed / CHECKPOINT)) == []
 
 
 def _hold_in_write(held_step: int, folder: Path, config: Experiment, data: Path, log_dir: Path) -> None:
@@ -188,23 +409,48 @@ def _hold_in_write(held_step: int, folder: Path, config: Experiment, data: Path,
         run_until_killed(config, data, log_dir, held_step + 1)
 
 
-def test_run_killed_during_write_resumes_from_previous_checkpoint(data: Path, tmp_path: Path) -> None:
-    config = make_config(checkpoint={"every_steps": EVERY_STEPS})
-    straight, killed = tmp_path / "straight", tmp_path / "killed"
-    run(config, data, straight, MemoryLog())
-    process = multiprocessing.get_context("forkserver").Process(
-        target=_hold_in_write, args=(6, tmp_path, config, data, killed)
-    )
+@pytest.mark.dist
+def test_run_killed_during_write_resumes_from_previous_checkpoint(
+    uninterrupted: Callable[..., Uninterrupted], tmp_path: Path
+) -> None:
+    (config, data, _), straight, _ = uninterrupted("plain")
+    killed = tmp_path / "killed"
+    arguments = (6, tmp_path, config, data, killed)
+    process = multiprocessing.get_context("forkserver").Process(target=_hold_in_write, args=arguments)
     process.daemon = True
     process.start()
-    end = time.monotonic() + TIMEOUT_S
-    while not (tmp_path / "writing").exists() or not (killed / "reached.0").exists():
-        assert process.is_alive(), "the process ended by itself"
-        assert time.monotonic() < end, "the write was not reached"
-        time.sleep(0.02)
+    _wait_for(lambda: (tmp_path / "writing").exists() and (killed / "reached.0").exists(), [process])
     process.kill()
     process.join()
     assert list(killed.glob(f".{CHECKPOINT}.*.tmp"))
     assert read(killed / CHECKPOINT)["position"]["step"] == 5
-    assert _numbers_of_run(config, data, killed, {"resume": "auto"})[0][0] == 6
-    assert differences(read(straight / CHECKPOINT), read(killed / CHECKPOINT)) == []
+    run(config, data, killed, log := MemoryLog(), resume="auto")
+    assert log.numbers[0][0] == 6
+    assert _differing_files(straight, killed) == []
+
+
+def build_without_norms(network: Any) -> nn.Module:
+    """Return a network that neither uses statistics of a part of a batch nor draws random numbers."""
+    layers = [nn.Conv2d(3, 8, 3), nn.LeakyReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten()]
+    return nn.Sequential(*layers, nn.Linear(8, network.num_classes))
+
+
+def _batches_and_weights(case: Run, log_dir: Path) -> tuple[list[tuple[Tensor, Tensor]], dict[str, Tensor]]:
+    state = run(case.config, case.data, log_dir, MemoryLog(), build=case.build, observers=[seen := BatchLog()])
+    return seen.batches, state.model.state_dict()
+
+
+@pytest.mark.dist
+def test_two_processes_and_accumulation_see_images_of_one(tmp_path: Path) -> None:
+    alone, shared = (
+        _everything(tmp_path / "data", batch_size=12, **parts)._replace(build=build_without_norms)
+        for parts in ({}, {"accumulate_steps": 2})
+    )
+    expected, weights = _batches_and_weights(alone, tmp_path / "one")
+    assert [len(images) for images, _ in expected] == [12, 12, 12, 8] * 3  # some images of the last have no partner
+    (first, found), (second, _) = run_distributed(_batches_and_weights, 2, shared, tmp_path / "two")
+    for whole, parts in zip(expected, zip(first, second, strict=True), strict=True):
+        for tensor, of_ranks in zip(whole, zip(*parts, strict=True), strict=True):
+            assert all(torch.equal(tensor[rank::2], of_rank) for rank, of_rank in enumerate(of_ranks))
+    for key, tensor in found.items():
+        torch.testing.assert_close(tensor, weights[key], rtol=TOLERANCE, atol=TOLERANCE)

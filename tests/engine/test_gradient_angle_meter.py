@@ -15,16 +15,14 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from tests.engine.tiny import MemoryLog, differences, make_config, make_images, run
-from tests.refusals import refused
+from tests.engine.tiny import MemoryLog, differences, make_config, run
 from zoo.config.network import NetworkSpec
-from zoo.engine.observers import GradientAngle, gradient_angle
+from zoo.engine.observers import gradient_angle
 from zoo.engine.process import Process
 from zoo.engine.reconstruction import gradients
 from zoo.engine.start import start
 from zoo.engine.state import TrainState, rank_state, shared_state
 from zoo.engine.step import StepBatch, train_step
-from zoo.errors import ConfigError
 from zoo.layers import InPlaceABN, ReversibleBlock, ReversibleSequential
 from zoo.tasks import task_of
 
@@ -56,11 +54,6 @@ def _net(network: NetworkSpec, blocks: Any = None) -> nn.Module:
 
 def _drifting_net(network: NetworkSpec) -> nn.Module:
     return _net(network, [ReversibleBlock(nn.Sequential(_branch(), _Off()), _branch()) for _ in range(2)])
-
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_images(tmp_path_factory.mktemp("data"))
 
 
 def _all_of(state: TrainState) -> dict[str, Any]:
@@ -148,12 +141,3 @@ def test_meter_restores_generators_and_buffers(source: str) -> None:
     assert differences(model.state_dict(), before) == []
     assert torch.equal(torch.get_rng_state(), states[0])
     assert (np.random.get_state()[1].tolist(), random.getstate()) == states[1:]
-
-
-@pytest.mark.parametrize("store", [True, None])
-def test_meter_of_irreversible_network_raises(store: bool | None) -> None:
-    chain = ReversibleSequential([ReversibleBlock(_branch(), _branch())], store=bool(store))
-    model = nn.Sequential(nn.Identity() if store is None else chain)
-    refused(ConfigError, lambda: GradientAngle(model, 5, MemoryLog()), "training.gradient_angle_meter = 5")
-    chain.store = False
-    GradientAngle(nn.Sequential(chain), 5, MemoryLog())

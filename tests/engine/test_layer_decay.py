@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 import pytest
@@ -10,11 +9,9 @@ import torch
 from torch import nn
 
 import zoo
-from tests.refusals import refused
 from zoo.config.optimizer import Optimizer
 from zoo.engine.layer_decay import layers_of
 from zoo.engine.optim import build_optimizer
-from zoo.errors import ConfigError
 
 OWN = ("resnet18", "densenet264", "revnet38_cifar", "irevnet_cifar", "resnext50", "revvit_s", "revbifpn_s0")
 TIMM = ("vit_tiny_patch16_224", "convnext_atto", "resnet18", "efficientnet_b0", "swin_tiny_patch4_window7_224")
@@ -101,8 +98,3 @@ def test_classifier_rate_is_not_decayed() -> None:
     assert rates["fc.weight"][0] == 3.0
     assert rates["layer4.1.bn2.weight"][0] == 0.5
     assert rates["conv1.weight"][0] == 0.5**9
-
-
-def test_network_of_one_layer_raises() -> None:
-    build = partial(build_optimizer, nn.Linear(2, 2), Optimizer(layer_decay=0.5))
-    refused(ConfigError, build, "optimizer.layer_decay = 0.5", "Linear")

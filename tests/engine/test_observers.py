@@ -8,18 +8,13 @@ from typing import Any
 
 import pytest
 
-from tests.engine.tiny import MemoryLog, make_config, make_images, run
+from tests.engine.tiny import MemoryLog, make_config, run
 from zoo.engine.observers import Observer
 from zoo.engine.state import TrainState
 from zoo.engine.step import StepBatch
 from zoo.engine.task import Result
 
 NUM_BATCHES = 5
-
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_images(tmp_path_factory.mktemp("data"), 8 * NUM_BATCHES)
 
 
 class Calls(Observer):

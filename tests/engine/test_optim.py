@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -14,11 +13,9 @@ from torch import nn
 from torch.optim import lr_scheduler
 
 import zoo
-from tests.refusals import refused
 from zoo.config.optimizer import OPTIMIZER_PARAMS, Optimizer
 from zoo.config.schedule import MIN_LINEAR_LR, Schedule
 from zoo.engine.optim import build_optimizer, set_lr
-from zoo.errors import ConfigError
 from zoo.layers import ABN, InPlaceABN
 
 
@@ -123,27 +120,6 @@ def test_classifier_rate_reaches_classifier_of_timms_network() -> None:
     assert [name for name, (lr, _) in rates.items() if lr == 0.01] == ["head.fc.weight", "head.fc.bias"]
 
 
-def _frozen_classifier() -> nn.Module:
-    model = _Net()
-    model.fc.requires_grad_(False)
-    return model
-
-
-@pytest.mark.parametrize(
-    "build",
-    [
-        partial(_WithHead, "readout", nn.Linear(4, 2)),
-        partial(nn.Sequential, nn.Linear(4, 4), nn.Linear(4, 2)),
-        partial(_WithHead, "head", nn.Identity()),
-        partial(_on_meta, "resnet18", num_classes=0),
-        _frozen_classifier,
-    ],
-)
-def test_classifier_rate_without_classifier_raises(build: Callable[[], nn.Module]) -> None:
-    refused(ConfigError, lambda: _built(build(), classifier_lr=0.01), "optimizer.classifier_lr = 0.01")
-    _built(build())
-
-
 def test_decay_can_spare_norms_and_biases() -> None:
     groups = _built(_Net(), weight_decay=1e-3, decay_norms=False, decay_biases=False)
     assert {name for name, (_, decay) in groups.items() if decay} == {"conv.weight", "fc.weight"}
@@ -173,11 +149,6 @@ def test_each_optimizer_of_torch_takes_steps_of_its_own_class(name: str) -> None
             each.step()
     for ours_after, theirs_after in zip(ours.parameters(), theirs.parameters(), strict=True):
         torch.testing.assert_close(ours_after, theirs_after)
-
-
-def test_unavailable_timm_optimizer_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "timm.optim", None)
-    refused(ConfigError, lambda: build_optimizer(_Net(), Optimizer(type="timm:lamb")), "lamb", "timm")
 
 
 def test_model_method_no_weight_decay_is_respected() -> None:

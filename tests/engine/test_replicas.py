@@ -1,159 +1,176 @@
-"""Replicas train bit-identical weights on any number of processes, equal to training on as many GPUs."""
+"""Replicas train bit-identical weights on any number of processes, equal to training on as many GPUs.
+
+Replicas with synchronized norms run in lockstep.
+"""
 
 from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.nn import functional as collectives
 from torch.nn import functional as F
+from torch.nn.parallel import DistributedDataParallel
 
 from tests.data.sample_labels import make_labeled
 from tests.dist.spawn import run_distributed
 from tests.engine.test_exact_resume import kill_at
 from tests.engine.tiny import (
+    EPOCH,
     MemoryLog,
     build_net,
     differences,
     make_config,
-    make_images,
     make_segmentation_config,
+    new_state,
     run,
     this_process,
 )
 from tests.refusals import refused
-from zoo.config.experiment import Experiment
+from zoo.config.experiment import Experiment, check_world_size
 from zoo.config.network import NetworkSpec
-from zoo.config.parse import parse_experiment
+from zoo.config.parse import load_experiment, parse_experiment
 from zoo.data.dataset import collate
 from zoo.data.loader import build_train_loader
 from zoo.data.seeding import mixed_seed
 from zoo.engine.checkpoint import CHECKPOINT, read
 from zoo.engine.process import Process
-from zoo.engine.replicas import ExactReplicas, build_replicas, fix_algorithms
-from zoo.engine.state import TrainState, build_state
-from zoo.engine.step import StepBatch, train_step
-from zoo.errors import ConfigError, NonFiniteLossError
+from zoo.engine.replicas import ExactReplicas, SynchronizedReplicas, fix_algorithms
+from zoo.engine.state import TrainState, build_state, set_training_mode
+from zoo.engine.step import StepBatch, compute_loss, train_step
+from zoo.errors import NonFiniteLossError
 from zoo.layers import ABN, InPlaceABNSync
+from zoo.models.build import build_on_meta
+from zoo.registry.experiments import with_changes
 from zoo.registry.get import build_from_config
 from zoo.tasks import task_of
 
-NUM_IMAGES = 44  # two batches of 16, and one of 12
-EPOCH = {"type": "linear", "mode": "step", "epochs": 1, "params": {"alpha": -0.1, "beta": 1.0}}
+Build = Callable[[Any], nn.Module]
 
 
-@pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_images(tmp_path_factory.mktemp("data"), NUM_IMAGES, num_val=11)
-
-
-def _config(replicas: int | None = 4, **changes: Any) -> Experiment:
+def replicas_config(replicas: int | None = 4, **changes: Any) -> Experiment:
+    """Return settings of an epoch of 16 images per step."""
     optimizer = {"batch_size": 16, "replicas": replicas, "schedule": EPOCH, **changes.pop("optimizer", {})}
     return make_config(optimizer=optimizer, **changes)
 
 
 def _network(arch: str, **changes: Any) -> Experiment:
     """Return the settings of a run that trains a network of 32 px images by name."""
-    network = {"arch": arch, **changes.pop("network", {})}
-    sizes = {"crop_train": 32, "scale_val": 32, "crop_val": 32}
-    config = _config(input=sizes, **changes)
-    content = {**config.model_dump(mode="json"), "network": {"num_classes": 2, **network}}
-    return parse_experiment(content, "test")
+    network = {"arch": arch, "num_classes": 2, **changes.pop("network", {})}
+    config = replicas_config(input={"crop_train": 32, "scale_val": 32, "crop_val": 32}, **changes)
+    return parse_experiment({**config.model_dump(mode="json"), "network": network}, "test")
 
 
-def _train(config: Experiment, data: Path, folder: Path, options: dict[str, Any] | None = None) -> tuple[Any, ...]:
-    """Train; return all reports: losses and scores, digests, results of validations."""
-    log = MemoryLog()
-    run(config, data, folder, log, **(options or {}))
-    validations = [(epoch, step, result.record(), is_best) for epoch, step, result, is_best in log.validations]
-    return log.numbers, log.digests, validations
-
-
-def _check_same(worlds: tuple[int, ...], config: Experiment, data: Path, folder: Path, options: dict[str, Any]) -> None:
-    """Assert that reports and checkpoints are equal on any number of processes."""
-    expected = _train(config, data, folder / "1", options)
-    assert len(expected[1]) == config.optimizer.schedule.epochs
-    for world in worlds:
-        for reported in run_distributed(_train, world, config, data, folder / str(world), options):
-            assert reported == expected
-        assert differences(read(folder / "1" / CHECKPOINT), read(folder / str(world) / CHECKPOINT)) == []
-
-
-@pytest.mark.slow
-@pytest.mark.dist
-def test_any_number_of_processes_trains_same_weights(data: Path, tmp_path: Path) -> None:
-    _check_same((2, 3, 4), _config(), data, tmp_path, {})
-
-
-@pytest.mark.slow
-@pytest.mark.dist
-def test_processes_that_do_not_divide_eight_replicas_train_same_weights(tmp_path: Path) -> None:
-    data = make_images(tmp_path / "data", 2 * 32 + 17, num_val=11)
-    _check_same((3, 8), _config(8, optimizer={"batch_size": 32}), data, tmp_path, {})
-
-
-INPLACE = {"norm": "inplace", "activation": "leaky_relu"}
-SETTINGS: dict[str, Callable[[], Experiment]] = {
-    "bf16": lambda: _config(training={"amp": "bf16"}),
-    "fp16": lambda: _config(training={"amp": "fp16"}),
-    "mixed images": lambda: _config(regularization={"mixup": 0.8, "cutmix": 1.0}),
-    "accumulation": lambda: _config(optimizer={"accumulate_steps": 2}),
-    "AdamW, no clipping, repeats": lambda: _config(optimizer={"type": "AdamW", "clip": 0}, input={"repeats_train": 3}),
-    "channels last": lambda: _config(training={"channels_last": True}),
-}
-NETWORKS: dict[str, Callable[[], Experiment]] = {
-    "in-place norms": lambda: _network("resnet32_cifar", network=INPLACE),
-    "checkpointing": lambda: _network("resnet32_cifar", network={**INPLACE, "memory": "checkpoint"}),
-    "reversible": lambda: _network("revnet38_cifar"),
-    "lean torchvision": lambda: _network("torchvision:resnet18", network={"memory": "lean"}),
-    "timm": lambda: _network("timm:mobilenetv3_small_050", network={"options": {"drop_path_rate": 0.2}}),
-}
-
-
-@pytest.mark.dist
-@pytest.mark.parametrize("name", SETTINGS)
-def test_settings_train_same_weights_on_three_processes(name: str, data: Path, tmp_path: Path) -> None:
-    _check_same((3,), SETTINGS[name](), data, tmp_path, {})
-
-
-@pytest.mark.slow
-@pytest.mark.dist
-@pytest.mark.parametrize("name", NETWORKS)
-def test_networks_train_same_weights_on_three_processes(name: str, data: Path, tmp_path: Path) -> None:
-    if name == "timm":
-        pytest.importorskip("timm")
-    _check_same((3,), NETWORKS[name](), data, tmp_path, {"build": build_from_config})
+def _segmentation() -> Experiment:
+    return make_segmentation_config(optimizer={"replicas": 4, "batch_size": 8})
 
 
 def build_segmenter(network: NetworkSpec) -> nn.Module:
     return nn.Sequential(nn.Conv2d(3, 8, 3, padding=1, stride=2), ABN(8), nn.Conv2d(8, network.num_classes, 1))
 
 
-@pytest.mark.dist
-def test_segmentation_trains_same_weights_on_three_processes(tmp_path: Path) -> None:
-    data = make_labeled(tmp_path / "data", num_train=14, num_val=5)
-    config = make_segmentation_config(optimizer={"replicas": 4, "batch_size": 8})
-    _check_same((3,), config, data, tmp_path, {"build": build_segmenter})
+def build_sync_net(network: NetworkSpec) -> nn.Module:
+    """Return a small network with synchronized norms, a plain norm and dropout."""
+    return nn.Sequential(
+        nn.Conv2d(3, 8, 3, padding=1, bias=False), InPlaceABNSync(8), nn.Dropout(0.3),
+        nn.Conv2d(8, 16, 3, stride=2, bias=False), ABN(16), nn.Conv2d(16, 8, 1), InPlaceABNSync(8),
+        nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, network.num_classes),
+    )  # fmt: skip
+
+
+class Case(NamedTuple):
+    """Settings, network and numbers of processes of a run."""
+
+    config: Callable[[], Experiment]
+    build: Build = build_net
+    worlds: tuple[int, ...] = (3,)
+
+
+INPLACE = {"norm": "inplace", "activation": "leaky_relu"}
+SYNC = {"norm": "sync", "activation": "leaky_relu"}
+ADAMW = {"type": "AdamW", "clip": 0}
+CASES: dict[str, Case] = {
+    "plain": Case(replicas_config, worlds=(2, 3, 4)),
+    "eight replicas": Case(lambda: replicas_config(8, optimizer={"batch_size": 32}), worlds=(3, 8)),
+    "bf16": Case(lambda: replicas_config(training={"amp": "bf16"})),
+    "fp16": Case(lambda: replicas_config(training={"amp": "fp16"})),
+    "mixed images": Case(lambda: replicas_config(regularization={"mixup": 0.8, "cutmix": 1.0})),
+    "accumulation": Case(lambda: replicas_config(optimizer={"accumulate_steps": 2})),
+    "AdamW and repeats": Case(lambda: replicas_config(optimizer=ADAMW, input={"repeats_train": 3})),
+    "channels last": Case(lambda: replicas_config(training={"channels_last": True})),
+    "frozen": Case(lambda: replicas_config(optimizer={"freeze": ["0", "1"]}), worlds=(2,)),
+    "segmentation": Case(_segmentation, build_segmenter),
+    "in-place norms": Case(lambda: _network("resnet32_cifar", network=INPLACE), build_from_config),
+    "checkpointing": Case(
+        lambda: _network("resnet32_cifar", network={**INPLACE, "memory": "checkpoint"}), build_from_config
+    ),
+    "reversible": Case(lambda: _network("revnet38_cifar"), build_from_config),
+    "lean torchvision": Case(lambda: _network("torchvision:resnet18", network={"memory": "lean"}), build_from_config),
+    "timm": Case(
+        lambda: _network("timm:mobilenetv3_small_050", network={"options": {"drop_path_rate": 0.2}}), build_from_config
+    ),
+    "sync": Case(replicas_config, build_sync_net, (2, 3, 4)),
+    "sync bf16": Case(lambda: replicas_config(training={"amp": "bf16"}), build_sync_net),
+    "sync fp16": Case(lambda: replicas_config(training={"amp": "fp16"}), build_sync_net),
+    "sync accumulation": Case(lambda: replicas_config(optimizer={"accumulate_steps": 2}), build_sync_net),
+    "sync channels last": Case(lambda: replicas_config(training={"channels_last": True}), build_sync_net),
+    **{
+        f"sync {arch}": Case(lambda arch=arch: _network(arch, network=SYNC), build_from_config)  # type: ignore[misc]
+        for arch in ("resnet18", "resnet50", "revnet38_cifar", "densenet121")
+    },
+    **{
+        f"sync {memory}": Case(  # type: ignore[misc]
+            lambda memory=memory: _network("resnet32_cifar", network={**SYNC, "memory": memory}), build_from_config
+        )
+        for memory in ("checkpoint", "lean")
+    },
+    "sync deeplab": Case(_segmentation, build_from_config),
+}
+
+
+def _reports(case: Case, data: Path, folder: Path, options: dict[str, Any]) -> tuple[list[Any], ...]:
+    run(case.config(), data, folder, log := MemoryLog(), build=case.build, **options)
+    return log.reports
+
+
+def _reports_by_name(name: str, data: Path, folder: Path) -> tuple[list[Any], ...]:
+    return _reports(CASES[name], data, folder, {})
 
 
 @pytest.mark.dist
-def test_run_killed_on_three_processes_resumes_on_two(data: Path, tmp_path: Path) -> None:
-    schedule = {"type": "linear", "mode": "step", "epochs": 3, "params": {"alpha": -0.1, "beta": 1.0}}
-    config = _config(checkpoint={"every_steps": 2}, optimizer={"schedule": schedule})
-    straight, killed = tmp_path / "straight", tmp_path / "killed"
-    numbers, digests, validations = _train(config, data, straight)
-    kill_at(5, 3, config, data, killed)
-    assert read(killed / CHECKPOINT)["position"]["step"] == 4
-    for resumed in run_distributed(_train, 2, config, data, killed, {"resume": "auto"}):
-        assert resumed == (numbers[4:], digests[1:], validations[1:])
+@pytest.mark.parametrize("name", CASES)
+def test_any_number_of_processes_has_bits_of_one(name: str, uneven_data: Path, tmp_path: Path) -> None:
+    if name == "timm":
+        pytest.importorskip("timm")
+    config = CASES[name].config()
+    is_labeled = config.segmentation is not None
+    data = make_labeled(tmp_path / "data", num_train=14, num_val=5) if is_labeled else uneven_data
+    expected = _reports_by_name(name, data, tmp_path / "1")
+    assert len(expected[1]) == config.optimizer.schedule.epochs
+    for world in CASES[name].worlds:
+        for reports in run_distributed(_reports_by_name, world, name, data, tmp_path / str(world)):
+            assert reports == expected
+        assert differences(read(tmp_path / "1" / CHECKPOINT), read(tmp_path / str(world) / CHECKPOINT)) == []
+
+
+@pytest.mark.dist
+@pytest.mark.parametrize("build", [build_net, build_sync_net])
+def test_killed_run_resumes_on_other_numbers_of_processes(build: Build, uneven_data: Path, tmp_path: Path) -> None:
+    config = replicas_config(checkpoint={"every_steps": 2}, optimizer={"schedule": EPOCH | {"epochs": 3}})
+    case, straight, killed = Case(lambda: config, build), tmp_path / "straight", tmp_path / "killed"
+    numbers, digests, validations = _reports(case, uneven_data, straight, {})
+    kill_at(3, 3, config, uneven_data, killed, build=build)
+    assert read(killed / CHECKPOINT)["position"]["step"] == 2
+    kill_at(7, 2, config, uneven_data, killed, build=build, resume="auto")
+    resumed = _reports(case, uneven_data, killed, {"resume": "auto"})
+    assert resumed == (numbers[6:], digests[2:], validations[2:])
     assert differences(read(straight / CHECKPOINT), read(killed / CHECKPOINT)) == []
 
 
@@ -167,7 +184,7 @@ def _expected_weights(config: Experiment, data: Path) -> dict[str, Tensor]:
         model.parameters(), settings.learning_rate, settings.momentum, weight_decay=settings.weight_decay
     )
     dataset = build_train_loader(data, config).dataset
-    order = torch.randperm(NUM_IMAGES, generator=torch.Generator().manual_seed(mixed_seed(0, 0))).tolist()
+    order = torch.randperm(len(dataset), generator=torch.Generator().manual_seed(mixed_seed(0, 0))).tolist()
     for step in range(3):
         chosen = order[step * size :][:size]
         before = {name: buffer.clone() for name, buffer in model.named_buffers()}
@@ -194,10 +211,10 @@ def _expected_weights(config: Experiment, data: Path) -> dict[str, Tensor]:
     return model.state_dict()
 
 
-def test_epoch_equals_loop_of_plain_torch_with_sums_of_integers(data: Path, tmp_path: Path) -> None:
-    config = _config()
-    state = run(config, data, tmp_path, MemoryLog())
-    assert differences(state.model.state_dict(), _expected_weights(config, data)) == []
+def test_epoch_equals_loop_of_plain_torch_with_sums_of_integers(uneven_data: Path, tmp_path: Path) -> None:
+    config = replicas_config()
+    state = run(config, uneven_data, tmp_path, MemoryLog())
+    assert differences(state.model.state_dict(), _expected_weights(config, uneven_data)) == []
 
 
 def build_without_dropout(network: NetworkSpec) -> nn.Module:
@@ -209,15 +226,37 @@ def _weights(config: Experiment, data: Path, folder: Path) -> dict[str, Tensor]:
 
 
 @pytest.mark.dist
-def test_replicas_train_function_of_as_many_processes(data: Path, tmp_path: Path) -> None:
+def test_replicas_train_function_of_as_many_processes(uneven_data: Path, tmp_path: Path) -> None:
     """DistributedDataParallel has the same weights and running statistics, with norms that are not synchronized."""
-    plain = run_distributed(_weights, 4, _config(None), data, tmp_path / "plain")[0]
-    torch.testing.assert_close(_weights(_config(4), data, tmp_path / "replicas"), plain, rtol=1e-4, atol=1e-6)
-    other = _weights(_config(2), data, tmp_path / "other")
+    plain = run_distributed(_weights, 4, replicas_config(None), uneven_data, tmp_path / "plain")[0]
+    own = _weights(replicas_config(4), uneven_data, tmp_path / "replicas")
+    torch.testing.assert_close(own, plain, rtol=1e-4, atol=1e-6)
+    other = _weights(replicas_config(2), uneven_data, tmp_path / "other")
     assert not torch.allclose(other["1.running_var"], plain["1.running_var"], rtol=1e-3)
 
 
-class _Odd(nn.Module):
+PLAIN_SGD = {"clip": 0, "ema_decay": None, "momentum": 0, "weight_decay": 0}
+
+
+def training_state(model: nn.Module, replicas: int = 4, **changes: Any) -> TrainState:
+    """Return the state of a run of SGD in training mode."""
+    optimizer = {**PLAIN_SGD, "batch_size": 4 * replicas, **changes.pop("optimizer", {})}
+    state = new_state(replicas_config(replicas, optimizer=optimizer, **changes), model)
+    set_training_mode(state)
+    return state
+
+
+def batches_of(
+    state: TrainState, num_images: int, dtype: torch.dtype = torch.float32, side: int = 6
+) -> list[StepBatch]:
+    """Return random images for each replica."""
+    images = torch.randn(num_images, 3, side, side, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    targets = torch.arange(num_images) % 2
+    count = state.config.optimizer.replicas
+    return [StepBatch(images[r::count].to(dtype), targets[r::count], num_images) for r in state.replicas.own]
+
+
+class Odd(nn.Module):
     """A network with a frozen, an unused and a tied parameter, and a factor for its gradients."""
 
     def __init__(self) -> None:
@@ -235,20 +274,15 @@ class _Odd(nn.Module):
         return self.last(self.norm(x)) * self.factor
 
 
-def _odd_state(**changes: Any) -> TrainState:
-    config = _config(3, optimizer={"batch_size": 12, "clip": 0, "ema_decay": None, "momentum": 0}, **changes)
-    return build_state(task_of(config), _Odd(), Process())
-
-
-def _odd_batches(num_images: int = 12) -> list[StepBatch]:
-    images = torch.randn(num_images, 3, 2, 2, generator=torch.Generator().manual_seed(1))
-    targets = torch.arange(num_images) % 2
-    return [StepBatch(images[replica::3], targets[replica::3], num_images) for replica in range(3)]
+def _odd(**changes: Any) -> tuple[TrainState, list[StepBatch]]:
+    """Return the state of a run of three replicas, and a batch for each of them."""
+    state = training_state(Odd(), 3, **changes)
+    return state, batches_of(state, 12, side=2)
 
 
 def test_frozen_unused_and_tied_parameters_have_gradients_of_autograd() -> None:
-    state, batches = _odd_state(), _odd_batches()
-    model, twin = state.model, _Odd()
+    state, batches = _odd()
+    model, twin = state.model, Odd()
     before = {name: value.clone() for name, value in model.state_dict().items()}
     for batch in batches:
         (F.cross_entropy(twin(batch.images), batch.targets, reduction="sum") / 12).backward()
@@ -262,7 +296,7 @@ def test_frozen_unused_and_tied_parameters_have_gradients_of_autograd() -> None:
 
 
 def test_gradient_of_one_replica_that_is_not_finite_reaches_weights() -> None:
-    state, batches = _odd_state(), _odd_batches()
+    state, batches = _odd()
     batches[1].images[0] = torch.inf
     train_step(state, *batches)
     assert state.model.last.weight.isnan().all()
@@ -270,14 +304,14 @@ def test_gradient_of_one_replica_that_is_not_finite_reaches_weights() -> None:
 
 
 def test_overflow_of_one_replica_in_half_precision_skips_step() -> None:
-    state, batches = _odd_state(training={"amp": "fp16"}), _odd_batches()
+    state, batches = _odd(training={"amp": "fp16"})
     before = state.model.state_dict()["last.weight"].clone()
     batches[1].images[0] = 1e30
     scale = state.scaler.get_scale()
     train_step(state, *batches)
     assert torch.equal(state.model.last.weight, before)
     assert state.scaler.get_scale() == scale / 2
-    train_step(state, *_odd_batches())
+    train_step(state, *batches_of(state, 12, side=2))
     assert not torch.equal(state.model.last.weight, before)
 
 
@@ -285,69 +319,163 @@ def test_overflow_of_one_replica_in_half_precision_skips_step() -> None:
 def test_loss_scale_changes_no_gradient(amp: str) -> None:
     gradients = []
     for scale in (1.0, 1024.0):
-        state = _odd_state(training={"amp": amp})
+        state, batches = _odd(training={"amp": amp})
         state.scaler = torch.amp.GradScaler("cpu", init_scale=scale, enabled=amp == "fp16")
-        sums, batches = ExactReplicas(state.model, state.config, state.process), _odd_batches()
-
-        def backward(index: int, network: nn.Module, state: TrainState = state, sums: ExactReplicas = sums) -> None:
-            batch = _odd_batches()[index]
-            with sums.reducing(network, 0, is_last=True):
-                loss = F.cross_entropy(network(batch.images), batch.targets)
-                state.scaler.scale(loss).backward()
-
-        sums.run(backward, 0, [batch.images.shape for batch in batches], state.scaler)
-        sums.set_gradients(state.scaler)
-        state.scaler.unscale_(state.optimizer)
+        train_step(state, *batches)
         gradients.append(state.model.first.weight.grad)
     assert torch.equal(*gradients)
 
 
 def test_gradient_beyond_range_raises_with_name_of_parameter() -> None:
-    state = _odd_state()
+    state, batches = _odd()
     state.model.factor = 1e9
-    refused(OverflowError, lambda: train_step(state, *_odd_batches()), "first.weight", "4,194,304")
-
-
-class _Steep(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.last = nn.Linear(3 * 8 * 8, 2)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.last(x.flatten(1)) * 1e9
+    refused(OverflowError, lambda: train_step(state, *batches), "first.weight", "4,194,304")
 
 
 def build_steep(network: NetworkSpec) -> nn.Module:
-    return _Steep()
+    model = nn.Sequential(nn.Flatten(), nn.Linear(3 * 8 * 8, 2))
+    model.register_forward_hook(lambda module, inputs, output: output * 1e9)
+    return model
 
 
-def test_gradient_beyond_range_stops_run_with_last_good_checkpoint(data: Path, tmp_path: Path) -> None:
-    train = partial(run, _config(), data, tmp_path, MemoryLog(), build=build_steep)
-    refused(NonFiniteLossError, train, "gradient of last.", "step 1;", "no checkpoint")
+def test_gradient_beyond_range_stops_run_with_last_good_checkpoint(uneven_data: Path, tmp_path: Path) -> None:
+    def train() -> None:
+        run(replicas_config(), uneven_data, tmp_path, MemoryLog(), build=build_steep)
+
+    refused(NonFiniteLossError, train, "gradient of 1.", "step 1;", "no checkpoint")
 
 
-def test_norms_of_other_packages_and_compiled_ones_need_one_replica_per_process() -> None:
-    for norm, settings in ((nn.SyncBatchNorm(3), {}), (InPlaceABNSync(3), {"training": {"compile": True}})):
-        network = nn.Sequential(nn.Conv2d(3, 3, 1), norm)
-        build = partial(build_replicas, network, _config(4, **settings), Process())
-        refused(ConfigError, build, "replicas = 4", "norm 1 ", "1 process", "4 processes")
-        assert len(build_replicas(network, _config(1, **settings), Process()).own) == 1
+class Net(nn.Module):
+    """A network of two norms that ``norm`` makes."""
+
+    def __init__(self, norm: Callable[[int], nn.Module], width: int = 6) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.conv1, self.bn1 = nn.Conv2d(3, width, 3, padding=1, bias=False), norm(width)
+        self.conv2, self.bn2 = nn.Conv2d(width, width, 3, padding=1, bias=False), norm(width)
+        self.head = nn.Linear(width, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.bn1(self.conv1(x))
+        return self.head((x + self.bn2(self.conv2(x * 1))).mean((2, 3)))
 
 
-def _shard() -> str:
-    network = nn.Linear(4, 4)
-    fully_shard(network)
-    try:
-        ExactReplicas(network, _config(), this_process())
-    except ConfigError as error:
-        return str(error)
-    return ""
+def sync(width: int) -> nn.Module:
+    """Return a synchronized norm that does not overwrite its input."""
+    norm = InPlaceABNSync(width)
+    norm.inplace = False
+    return norm
+
+
+@pytest.mark.parametrize("num_images", [16, 13])
+def test_step_in_double_precision_equals_whole_batch_of_torch(num_images: int) -> None:
+    state = training_state(Net(sync).double())
+    twin = Net(lambda width: nn.Sequential(nn.BatchNorm2d(width, eps=1e-5), nn.LeakyReLU(0.01))).double()
+    twin.train()
+    batches = batches_of(state, num_images, torch.float64)
+    train_step(state, *batches)
+    images, targets = torch.cat([b.images for b in batches]), torch.cat([b.targets for b in batches])
+    F.cross_entropy(twin(images), targets).backward()
+    for (name, own), other in zip(state.model.named_parameters(), twin.parameters(), strict=True):
+        assert own.grad is not None
+        assert other.grad is not None
+        # eps is also added to |weight|, which is 1.
+        torch.testing.assert_close(own.grad, other.grad, rtol=1e-4, atol=1e-6, msg=name)
+    for index in (1, 2):
+        own, other = getattr(state.model, f"bn{index}"), getattr(twin, f"bn{index}")[0]
+        torch.testing.assert_close(own.running_var, other.running_var, rtol=1e-4, atol=1e-6)
+        assert own.num_batches_tracked == 1
+
+
+class _DifferentiableSync(nn.Module):
+    """Synchronized batch norm with leaky ReLU by differentiable collectives of torch, as torch.nn.SyncBatchNorm."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.weight, self.bias = nn.Parameter(torch.ones(width)), nn.Parameter(torch.zeros(width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        count = x.new_full((1,), x.numel() / x.shape[1])
+        sums = torch.cat([count, x.sum((0, 2, 3)), x.square().sum((0, 2, 3))])
+        total = collectives.all_reduce(sums)
+        mean, square = (total[1:] / total[0]).chunk(2)
+        shape = (1, -1, 1, 1)
+        x = (x - mean.view(shape)) * torch.rsqrt(square - mean.square() + 1e-5).view(shape)
+        return F.leaky_relu(x * (self.weight.abs() + 1e-5).view(shape) + self.bias.view(shape), 0.01)
+
+
+def _gradients_of_ddp(images: Tensor, targets: Tensor) -> dict[str, Tensor]:
+    twin = Net(_DifferentiableSync).double()
+    wrapped, world_size, rank = DistributedDataParallel(twin), dist.get_world_size(), dist.get_rank()
+    loss = F.cross_entropy(wrapped(images[rank::world_size]), targets[rank::world_size], reduction="sum")
+    (loss * world_size / len(images)).backward()
+    return {name: each.grad for name, each in twin.named_parameters() if each.grad is not None}
 
 
 @pytest.mark.dist
-def test_sharded_parameters_raise() -> None:
-    for message in run_distributed(_shard, 2):
-        assert message == "optimizer.replicas = 4: the parameters are sharded (FSDP2), and replicas need whole ones"
+def test_step_in_double_precision_equals_synchronized_norms_under_ddp() -> None:
+    state = training_state(Net(sync).double())
+    batches = batches_of(state, 13, torch.float64)
+    images, targets = torch.empty(13, 3, 6, 6, dtype=torch.float64), torch.arange(13) % 2
+    for replica, batch in enumerate(batches):
+        images[replica::4] = batch.images
+    expected = run_distributed(_gradients_of_ddp, 4, images, targets)[0]
+    train_step(state, *batches)
+    own = {name: each.grad for name, each in state.model.named_parameters()}
+    assert own.keys() == expected.keys()
+    for name, gradient in expected.items():
+        torch.testing.assert_close(own[name], gradient, rtol=1e-10, atol=1e-10, msg=name)
+
+
+def test_replica_0_gives_buffers_and_each_has_its_own() -> None:
+    network = nn.Sequential(
+        nn.Conv2d(3, 4, 1), InPlaceABNSync(4), nn.Conv2d(4, 4, 1), ABN(4), nn.Flatten(), nn.Linear(144, 2)
+    )
+    state = training_state(network)
+    twin = nn.Sequential(nn.Conv2d(3, 4, 1), nn.BatchNorm2d(4), nn.LeakyReLU(0.01), nn.Conv2d(4, 4, 1))
+    twin.load_state_dict({**twin.state_dict(), **{k: v.clone() for k, v in network[0].state_dict(prefix="0.").items()}})
+    twin[3].load_state_dict(network[2].state_dict())
+    batches = batches_of(state, 16)
+    with torch.no_grad():
+        whole = twin(torch.cat([batch.images for batch in batches]))[:4]  # the first four images are of replica 0
+    train_step(state, *batches)
+    assert network[1].num_batches_tracked == network[3].num_batches_tracked == 1
+    torch.testing.assert_close(network[3].running_mean, 0.1 * whole.mean((0, 2, 3)), rtol=1e-3, atol=1e-5)
+
+
+def test_gradients_of_replicas_are_freed_and_network_keeps_no_hooks() -> None:
+    state = training_state(Net(sync))
+    train_step(state, *batches_of(state, 16))
+    assert isinstance(state.replicas, SynchronizedReplicas)
+    for each in state.replicas._copies:
+        assert all(parameter.grad is None for parameter in each.parameters)
+        assert all(
+            own.data_ptr() == p.data_ptr() for own, p in zip(each.parameters, state.model.parameters(), strict=True)
+        )
+    (state.model(batches_of(state, 16)[0].images).sum() * 2).backward()
+    assert all(parameter.grad is not None for parameter in state.model.parameters())
+
+
+class _Alternating(Net):
+    """A network that uses one parameter in every other forward pass; a buffer counts the passes."""
+
+    def __init__(self, norm: Callable[[int], nn.Module]) -> None:
+        super().__init__(norm)
+        self.shift = nn.Parameter(torch.zeros(2))
+        self.register_buffer("passes", torch.zeros((), dtype=torch.int64))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.passes += 1
+        return super().forward(x) + (self.shift if self.passes % 2 else 0)
+
+
+@pytest.mark.parametrize("norm", [sync, ABN])
+def test_gradient_of_an_earlier_micro_batch_alone_counts(norm: Callable[[int], nn.Module]) -> None:
+    state = training_state(_Alternating(norm), optimizer={"accumulate_steps": 2})
+    train_step(state, *batches_of(state, 16))
+    gradient = state.model.shift.grad
+    assert gradient is not None
+    assert gradient.abs().min() > 0
 
 
 def _broadcast_weights() -> dict[str, Tensor]:
@@ -355,7 +483,7 @@ def _broadcast_weights() -> dict[str, Tensor]:
     network = nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3))
     network[1].running_mean.fill_(dist.get_rank())
     network[1].register_buffer("odd", torch.tensor([dist.get_rank() == 0] * 3))
-    ExactReplicas(network, _config(), this_process())
+    ExactReplicas(network, replicas_config(), this_process())
     return network.state_dict()
 
 
@@ -364,6 +492,37 @@ def test_all_ranks_start_with_weights_of_rank_0() -> None:
     first, second = run_distributed(_broadcast_weights, 2)
     assert differences(first, second) == []
     assert (first["1.running_mean"].sum(), first["1.odd"].all()) == (0, True)
+
+
+PUBLISHED = [*Path("experiments").glob("*_ip*abn*.json"), *Path("experiments").glob("*_stdbn*.json")]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("path", sorted(PUBLISHED), ids=lambda path: path.stem)
+def test_published_experiment_runs_its_replicas_on_one_process(path: Path) -> None:
+    config = load_experiment(path)
+    count = config.expected.gpus if config.expected is not None and config.expected.gpus is not None else 8
+    config = with_changes(config, replicas=count)
+    check_world_size(config, 1)
+    model = build_on_meta(config.network)
+    is_sync = any(isinstance(module, InPlaceABNSync) for module in model.modules())
+    state = build_state(task_of(config), model, Process(device=torch.device("meta")))
+    set_training_mode(state)
+    assert isinstance(state.replicas, SynchronizedReplicas) == is_sync
+    side = 64
+    images = torch.empty(2, 3, side, side, device="meta")
+    targets = torch.zeros(2, *(side, side) if config.segmentation is not None else (), dtype=torch.int64, device="meta")
+    calls = []
+
+    def backward(index: int, network: nn.Module) -> None:
+        calls.append(state.replicas.own[index])
+        with state.replicas.reducing(network, 0, is_last=True):
+            _, loss = compute_loss(state, network, images, targets)
+            loss.backward()
+
+    state.replicas.run(backward, 0, [images.shape] * count, state.scaler)
+    assert calls == [*reversed(range(count))]
+    assert all(parameter.grad is None for parameter in model.parameters())
 
 
 def test_fixed_algorithms_end_with_context(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,14 +12,12 @@ import torch
 
 import zoo
 from tests.engine.tiny import MemoryLog, differences, make_config, make_images, run
-from tests.refusals import refused
 from zoo.config.experiment import Experiment
-from zoo.engine.checkpoint import BEST, CHECKPOINT, RANKED, ranked_name, read
+from zoo.engine.checkpoint import BEST, RANKED, ranked_name
 from zoo.engine.observers import Observer
 from zoo.engine.state import TrainState
 from zoo.engine.task import Result
-from zoo.engine.validation import validate
-from zoo.errors import ConfigError
+from zoo.engine.trainer import Trainer
 
 SCORES = [50.0, 70.0, 60.0, 70.0, 80.0, 10.0, 75.0, 60.0, 90.0]
 
@@ -36,16 +33,15 @@ def _config(epochs: int = len(SCORES), patience: int | None = None, keep_best: i
 
 
 @pytest.fixture
-def scored(monkeypatch: pytest.MonkeyPatch) -> Callable[[Iterable[float]], None]:
-    """Return a function that sets the scores of the validations to come."""
+def scored(monkeypatch: pytest.MonkeyPatch) -> Callable[[Sequence[float]], None]:
+    """Return a function that sets the scores of the epochs."""
+    validate = Trainer._validation
 
-    def set_scores(scores: Iterable[float]) -> None:
-        coming = iter(scores)
+    def set_scores(scores: Sequence[float]) -> None:
+        def fake(trainer: Trainer, loader: Any) -> Result:
+            return replace(validate(trainer, loader), top1=scores[trainer.state.epoch])  # type: ignore[type-var]
 
-        def fake(*args: Any, **options: Any) -> Result:
-            return replace(validate(*args, **options), top1=next(coming))  # type: ignore[type-var]
-
-        monkeypatch.setattr("zoo.engine.trainer.validate", fake)
+        monkeypatch.setattr(Trainer, "_validation", fake)
 
     return set_scores
 
@@ -70,46 +66,16 @@ def test_run_ends_when_scores_are_stale(
     assert state.is_done
 
 
-class _Stop(Exception):
-    pass
-
-
-class _StopAt(Observer):
-    def __init__(self, step: int) -> None:
-        self.step = step
-
-    def after_step(self, state: TrainState) -> None:
-        if state.step == self.step:
-            raise _Stop
-
-
-def _interrupted(config: Experiment, data: Path, folder: Path, steps: Iterable[int], scored: Any) -> TrainState:
-    """Train with an interruption after each of ``steps``; validations have the scores of their epochs."""
-    options: dict[str, Any] = {}
-    for step in steps:
-        scored(SCORES[read(folder / CHECKPOINT)["epoch"] if options else 0 :])
-        with pytest.raises(_Stop):
-            run(config, data, folder, MemoryLog(), observers=[_StopAt(step)], **options)
-        options = {"resume": "auto"}
-    scored(SCORES[read(folder / CHECKPOINT)["epoch"] :])
-    return run(config, data, folder, MemoryLog(), **options)
-
-
-@pytest.mark.parametrize("steps", [[4], [5], [6, 9], [3, 4, 11]])  # an epoch has two steps
-def test_resumed_run_counts_and_saves_like_uninterrupted_run(
-    steps: list[int], data: Path, tmp_path: Path, scored: Any
+@pytest.mark.parametrize("breaks", [[], [2, 5]])
+def test_run_counts_and_keeps_best_epochs_over_breaks(
+    breaks: list[int], data: Path, tmp_path: Path, scored: Any
 ) -> None:
-    config = _config(patience=3, keep_best=3)
     scored(SCORES)
-    run(config, data, straight := tmp_path / "straight", MemoryLog())
-    state = _interrupted(config, data, resumed := tmp_path / "resumed", steps, scored)
+    for epochs in (*breaks, len(SCORES)):
+        state = run(_config(epochs, patience=3, keep_best=3), data, tmp_path, MemoryLog(), resume="auto")
     assert state.epoch == 8
-    names = sorted(path.name for path in straight.glob(RANKED))
+    names = sorted(path.name for path in tmp_path.glob(RANKED))
     assert names == [ranked_name(70, 1), ranked_name(75, 6), ranked_name(80, 4)]
-    assert sorted(path.name for path in resumed.glob(RANKED)) == names
-    for name in (*names, BEST, CHECKPOINT):
-        contents = [torch.load(folder / name, weights_only=True) for folder in (straight, resumed)]
-        assert differences(*contents) == []
 
 
 def test_stopped_run_continues_only_with_more_patience(data: Path, tmp_path: Path, scored: Any) -> None:
@@ -117,7 +83,6 @@ def test_stopped_run_continues_only_with_more_patience(data: Path, tmp_path: Pat
     assert run(_config(patience=1), data, tmp_path, MemoryLog()).epoch == 3
     assert run(_config(patience=1), data, tmp_path, log := MemoryLog(), resume="auto").epoch == 3
     assert log.numbers == []
-    scored(SCORES[3:])
     assert run(_config(patience=3), data, tmp_path, MemoryLog(), resume="auto").epoch == 8
 
 
@@ -145,20 +110,11 @@ def test_names_sort_by_score() -> None:
 
 
 def test_files_of_lowered_number_are_removed(data: Path, tmp_path: Path, scored: Any) -> None:
-    scored(SCORES[:3])
+    scored(SCORES)
     run(_config(3, keep_best=3), data, tmp_path, MemoryLog())
     assert len(list(tmp_path.glob(RANKED))) == 3
-    scored(SCORES[3:])
     run(_config(5, keep_best=1), data, tmp_path, MemoryLog(), resume="auto")
     assert list(tmp_path.glob(RANKED)) == []
-
-
-@pytest.mark.parametrize(("key", "value"), [("optimizer.schedule.patience", 3), ("checkpoint.keep_best", 2)])
-def test_run_without_validation_raises(key: str, value: int, data: Path, tmp_path: Path) -> None:
-    items = [(torch.zeros(3, 32, 32), index % 2) for index in range(4)]
-    train = partial(zoo.train, zoo.get("resnet32_cifar", num_classes=2), items, log_dir=tmp_path, verbose=False)
-    refused(ConfigError, lambda: train(settings={key: value}), f"{key} = {value}: ")
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_public_result_of_early_stop_has_last_scores(data: Path, tmp_path: Path, scored: Any) -> None:

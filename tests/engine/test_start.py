@@ -13,23 +13,21 @@ import torch
 from torch import nn
 
 from tests.dist.spawn import run_distributed
-from tests.engine.tiny import build_net, make_config, save, this_process
+from tests.engine.tiny import build_net, make_config, new_state, save, this_process
 from tests.refusals import refused
 from zoo.config.experiment import Experiment
 from zoo.engine.checkpoint import CHECKPOINT, PREVIOUS, read, write
-from zoo.engine.process import Process
 from zoo.engine.start import start
-from zoo.engine.state import TrainState, build_state
+from zoo.engine.state import TrainState
 from zoo.errors import CheckpointError
 from zoo.tasks import task_of
 
 
 def _save_steps(folder: Path, *steps: int, config: Experiment | None = None) -> TrainState:
     """Write a checkpoint for each step and return the last state."""
-    config = config or make_config()
     for step in steps:
         torch.manual_seed(step)
-        state = build_state(task_of(config), build_net(config.network), Process())
+        state = new_state(config)
         state.step = step
         state.meter.update(torch.tensor(1.0), torch.zeros(2, dtype=torch.int64), step, step)
         save(state, folder)

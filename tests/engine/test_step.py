@@ -11,17 +11,12 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-import zoo
 from tests.dist.spawn import run_distributed
-from tests.engine.tiny import make_config, this_process
-from tests.refusals import refused
+from tests.engine.tiny import make_config, new_state, this_process
 from zoo.engine.digest import digest, state_tensors
-from zoo.engine.process import Process
-from zoo.engine.state import TrainState, broadcast_buffers, build_state, load_shared_state, shared_state
+from zoo.engine.state import TrainState, broadcast_buffers, load_shared_state, shared_state
 from zoo.engine.step import StepBatch, train_step
 from zoo.engine.wrapping import distribute
-from zoo.errors import ConfigError
-from zoo.tasks import task_of
 
 CLASSES = 5
 
@@ -42,7 +37,7 @@ def _batch(num_images: int) -> tuple[Tensor, Tensor]:
 def _state(training: dict[str, Any] | None = None, **optimizer: Any) -> TrainState:
     settings = {"learning_rate": 0.1, "momentum": 0.0, "weight_decay": 0.0, "clip": 0.0, "ema_decay": None}
     config = make_config(optimizer={**settings, **optimizer}, training=training or {})
-    return build_state(task_of(config), _net(), this_process())
+    return new_state(config, _net())
 
 
 def _weights(state: TrainState) -> Tensor:
@@ -54,16 +49,6 @@ def _gradient(images: Tensor, targets: Tensor, smoothing: float = 0.0) -> Tensor
     model = _net()
     loss = F.cross_entropy(model(images), targets, label_smoothing=smoothing)
     return torch.cat([gradient.reshape(-1) for gradient in torch.autograd.grad(loss, list(model.parameters()))])
-
-
-@pytest.mark.parametrize("parts", [1, 2, 3, 5])
-def test_accumulated_parts_equal_the_whole_batch(parts: int) -> None:
-    images, targets = _batch(10)
-    state = _state(accumulate_steps=parts, batch_size=30, label_smoothing=0.1)
-    before = _weights(state).clone()
-    train_step(state, StepBatch(images, targets, global_size=10))
-    torch.testing.assert_close(_weights(state), before - 0.1 * _gradient(images, targets, smoothing=0.1))
-    assert (state.step, state.batch) == (1, 1)
 
 
 @pytest.mark.parametrize("options", [{"type": "SGD", "momentum": 0.9}, {"type": "AdamW", "weight_decay": 0.1}])
@@ -85,22 +70,6 @@ def test_released_gradients_are_bit_identical_to_stored_gradients(options: dict[
             train_step(each, StepBatch(images, targets, global_size=12))
         found += [digest(state_tensors(shared_state(each))) for each in (state, resumed)]
     assert len({*found}) == 1
-
-
-@pytest.mark.dist
-def test_released_gradients_of_several_processes_are_refused() -> None:
-    run_distributed(_refuse_release, 2)
-
-
-def _refuse_release() -> None:
-    refused(ConfigError, lambda: _state(release_gradients=True), "2 processes")
-    model = _net()
-    wrapped = nn.parallel.DistributedDataParallel(model)
-    refused(
-        ConfigError,
-        lambda: zoo.release_gradients(wrapped, torch.optim.SGD(model.parameters(), lr=0.1)),
-        "DistributedDataParallel",
-    )
 
 
 def test_meter_receives_every_micro_batch_with_its_step() -> None:
@@ -129,7 +98,7 @@ def test_clipping_limits_norm_of_the_whole_gradient() -> None:
 def test_moving_average_follows_weights_and_copies_buffers() -> None:
     images, targets = _batch(10)
     config = make_config(optimizer={"ema_decay": 0.75, "momentum": 0.0})
-    state = build_state(task_of(config), nn.Sequential(nn.BatchNorm2d(3), _net()), Process())
+    state = new_state(config, nn.Sequential(nn.BatchNorm2d(3), _net()))
     seen = []
     for _ in range(3):
         train_step(state, StepBatch(images, targets, global_size=10))
@@ -181,24 +150,33 @@ def test_channels_last_and_torch_compile_make_the_same_step(compiled: bool) -> N
     assert states[1].model[0].weight.is_contiguous(memory_format=torch.channels_last)
 
 
-def _step_of_rank(bounds: list[int], parts: int) -> Tensor:
+def _step_of_rank(bounds: list[int], parts: int) -> tuple[Tensor, int, int]:
     images, targets = _batch(bounds[-1])
-    start, end = bounds[dist.get_rank() : dist.get_rank() + 2]
-    state = _state(accumulate_steps=parts, batch_size=30)
-    train_step(state, StepBatch(images[start:end], targets[start:end], global_size=bounds[-1]))
-    return _weights(state)
+    rank = dist.get_rank() if dist.is_initialized() else 0
+    state = _state(accumulate_steps=parts, batch_size=30, label_smoothing=0.1)
+    chosen = slice(*bounds[rank : rank + 2])
+    train_step(state, StepBatch(images[chosen], targets[chosen], global_size=bounds[-1]))
+    return _weights(state), state.step, state.batch
 
 
-@pytest.mark.dist
 @pytest.mark.parametrize(
-    ("bounds", "parts"), [([0, 7, 10], 1), ([0, 2, 3, 10], 1), ([0, 7, 10], 3), ([0, 3, 6, 10], 3)]
+    ("bounds", "parts"),
+    [
+        *[([0, 10], parts) for parts in (1, 2, 3, 5)],
+        *[
+            pytest.param(bounds, parts, marks=pytest.mark.dist)
+            for bounds, parts in (([0, 7, 10], 1), ([0, 2, 3, 10], 1), ([0, 7, 10], 3), ([0, 3, 6, 10], 3))
+        ],
+    ],
 )
-def test_uneven_processes_equal_one_process(bounds: list[int], parts: int) -> None:
-    results = run_distributed(_step_of_rank, len(bounds) - 1, bounds, parts)
-    expected = nn.utils.parameters_to_vector(_net().parameters()) - 0.1 * _gradient(*_batch(10))
-    for result in results:
-        torch.testing.assert_close(result, expected)
-        assert torch.equal(result, results[0])
+def test_uneven_processes_and_parts_equal_whole_batch(bounds: list[int], parts: int) -> None:
+    num = len(bounds) - 1
+    steps = [_step_of_rank(bounds, parts)] if num == 1 else run_distributed(_step_of_rank, num, bounds, parts)
+    expected = nn.utils.parameters_to_vector(_net().parameters()) - 0.1 * _gradient(*_batch(10), smoothing=0.1)
+    for weights, *position in steps:
+        torch.testing.assert_close(weights, expected)
+        assert torch.equal(weights, steps[0][0])
+        assert position == [1, 1]
 
 
 def _gradient_of_step(steps_before: int) -> Tensor:
@@ -226,7 +204,7 @@ def test_three_processes_average_every_step_identically() -> None:
 def _buffers_before_and_after_sharing() -> list[Tensor]:
     images, targets = _batch(10)
     model = nn.Sequential(nn.BatchNorm2d(3), _net())
-    state = build_state(task_of(make_config()), model, this_process())
+    state = new_state(model=model)
     train_step(state, StepBatch(images * (1 + dist.get_rank()), targets, global_size=20))
     assert state.ema is not None
     before = copy.deepcopy(model[0].running_var)

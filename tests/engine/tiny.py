@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
+import signal
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -18,19 +19,22 @@ from torch import Tensor, nn
 from zoo.config.experiment import Experiment
 from zoo.config.network import NetworkSpec
 from zoo.config.parse import parse_experiment
+from zoo.data.reading import Unreachable, read_bytes
 from zoo.engine.checkpoint import CHECKPOINT, CheckpointWriter
 from zoo.engine.consistency import fingerprints
 from zoo.engine.observers import Observer, build_observers
 from zoo.engine.process import Process
 from zoo.engine.reporting import TrainMetrics
 from zoo.engine.start import check_images, start
-from zoo.engine.state import TrainState
+from zoo.engine.state import TrainState, build_state
+from zoo.engine.step import StepBatch
 from zoo.engine.task import Result
 from zoo.engine.trainer import Trainer
 from zoo.layers import DeeplabV3, norm_act
 from zoo.tasks import task_of
 
 SIDE_PX = 12
+EPOCH = {"type": "linear", "mode": "step", "epochs": 1, "params": {"alpha": -0.1, "beta": 1.0}}
 
 
 def make_images(folder: Path, num_train: int = 40, num_val: int = 6) -> Path:
@@ -143,10 +147,36 @@ class MemoryLog:
 
     @property
     def numbers(self) -> list[tuple[float, ...]]:
-        """Return all reported values except times and memory."""
+        """All reported values except times and memory."""
         return [
             (m.step, m.lr, m.loss, *m.scores.values(), m.epoch_loss, *m.epoch_scores.values()) for m in self.metrics
         ]
+
+    @property
+    def reports(self) -> tuple[list[Any], ...]:
+        """The `numbers`, the `digests` and the validations."""
+        validations = [(epoch, step, result.record(), is_best) for epoch, step, result, is_best in self.validations]
+        return self.numbers, self.digests, validations
+
+
+class BatchLog(Observer):
+    """Stores the images and targets of each step of a process without replicas."""
+
+    def __init__(self) -> None:
+        self.batches: list[tuple[Tensor, Tensor]] = []
+
+    def before_step(self, state: TrainState, batches: Sequence[StepBatch]) -> None:
+        self.batches += [(batch.images.clone(), batch.targets.clone()) for batch in batches]
+
+
+def terminate_at(step: int) -> Callable[[TrainMetrics], None]:
+    """Return a function for `MemoryLog` that sends SIGTERM to this process when ``step`` is reported."""
+
+    def send(metrics: TrainMetrics) -> None:
+        if metrics.step == step:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    return send
 
 
 def this_process() -> Process:
@@ -154,6 +184,26 @@ def this_process() -> Process:
     if not dist.is_initialized():
         return Process()
     return Process(dist.get_rank(), dist.get_world_size(), control=dist.new_group(backend="gloo"))
+
+
+class Drive:
+    """Reads files, but raises errno ``number`` for the files of ``split`` after the first ``count``."""
+
+    def __init__(self, split: str, count: int, number: int) -> None:
+        self._split, self._count, self._number = f"/{split}/", count, number
+
+    def __call__(self, path: Any, *args: Any) -> bytes:
+        if self._split in os.fspath(path):
+            self._count -= 1
+            if self._count < 0:
+                raise Unreachable(f"{path}: the file system answered: {os.strerror(self._number)}")
+        return read_bytes(path, *args)
+
+
+def new_state(config: Experiment | None = None, model: nn.Module | None = None) -> TrainState:
+    """Return the state of a new run of this process."""
+    config = config or make_config()
+    return build_state(task_of(config), model or build_net(config.network), this_process())
 
 
 def save(state: TrainState, folder: Path, is_best: bool = False) -> Path:

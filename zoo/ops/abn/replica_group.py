@@ -1,7 +1,4 @@
-"""Groups over which a norm is synchronized: processes, or replicas of a network.
-
-Tested by tests/engine/test_synchronized_replicas.py.
-"""
+"""Groups over which a norm is synchronized: processes, or replicas of a network."""
 
 from __future__ import annotations
 
