@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import pickle
+import shutil
 import zipfile
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -10,12 +13,10 @@ from typing import Any
 import pytest
 import torch
 
-from tests.engine.tiny import build_net, make_config, save, this_process
+from tests.engine.tiny import build_net, make_config, new_state, save, this_process
 from tests.refusals import refused
-from zoo.engine.checkpoint import CHECKPOINT, read
-from zoo.engine.process import Process
+from zoo.engine.checkpoint import BEST, CHECKPOINT, read
 from zoo.engine.start import start
-from zoo.engine.state import build_state
 from zoo.engine.step import StepBatch, train_step
 from zoo.errors import CheckpointError
 from zoo.tasks import task_of
@@ -27,11 +28,10 @@ WEIGHT = torch.zeros(8, 3, 3, 3)  # has the shape of the network's first paramet
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a checkpoint after one step."""
-    config = make_config()
-    state = build_state(task_of(config), build_net(config.network), Process())
+    state = new_state()
     train_step(state, StepBatch(torch.randn(4, 3, 8, 8), torch.tensor([0, 1, 0, 1]), 4))
     path = tmp_path_factory.mktemp("log")
-    save(state, path)
+    save(state, path, is_best=True)
     return path
 
 
@@ -96,17 +96,75 @@ def test_malformed_content_error_names_file(
     assert len(refused(CheckpointError, resume, CHECKPOINT)) < 2000
 
 
-def test_zip_bomb_raises_without_being_read(tmp_path: Path) -> None:
-    path = tmp_path / CHECKPOINT
+class _RunsCode:
+    def __reduce__(self) -> tuple[Any, tuple[Any, ...]]:
+        return Path.touch, (Path("trace"),)
+
+
+ORIGINAL = {"epoch": 3, "arch": "resnet101", "state_dict": {}, "best_prec1": 75.0, "optimizer": {}}
+UNKNOWN_FORMATS = ("x" * 10**6, 10**500, _nested(100), torch.zeros(3), torch.ones(1), 2, True, None)
+
+
+def _truncate(path: Path, fraction: float) -> None:
+    path.write_bytes(path.read_bytes()[: int(fraction * path.stat().st_size)])
+
+
+def _flip_bit(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[content.index(read(path)["state_dict"]["0.weight"].numpy().tobytes()) + 5] ^= 1
+    path.write_bytes(content)
+    assert torch.load(path, weights_only=True)["position"]["step"] == 1  # torch itself does not check
+
+
+def _write_zip_bomb(path: Path) -> None:
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("checkpoint/data.pkl", bytes(10**7))
-    refused(CheckpointError, lambda: read(path), "Oversized", "checkpoint/data.pkl")
 
 
-@pytest.mark.parametrize(
-    "value", ["x" * 10**6, 10**500, _nested(100), torch.zeros(3), torch.ones(1), 2, True, None], ids=range(8)
-)
-def test_unknown_format_raises_short_message(tmp_path: Path, value: Any) -> None:
-    path = tmp_path / CHECKPOINT
-    torch.save({"position": {}, "format_version": value}, path)
-    assert len(refused(CheckpointError, lambda: read(path), f"{path}: ", "reads 1;")) < 1000
+def _save(content: dict[str, Any], zipped: bool = True) -> Callable[[Path], None]:
+    return lambda path: torch.save(content, path, _use_new_zipfile_serialization=zipped)
+
+
+FILES: dict[str, tuple[Callable[[Path], object], tuple[str, ...]]] = {
+    **{f"{part} of it": (partial(_truncate, fraction=part), ("damaged",)) for part in (0.0, 0.3, 0.999)},
+    "a flipped bit in a weight": (_flip_bit, ("BadZipFile",)),
+    "zip bomb": (_write_zip_bomb, ("Oversized", "checkpoint/data.pkl")),
+    "code": (_save({"position": {}, "format_version": 1, "state_dict": _RunsCode()}), ()),
+    "pickled code": (lambda path: path.write_bytes(pickle.dumps(_RunsCode())), ()),
+    "best weights": (lambda path: path.with_name(BEST).replace(path), ("checkpoint.pth.tar",)),
+    **{
+        f"format {index}": (_save({"position": {}, "format_version": value}), ("reads 1;",))
+        for index, value in enumerate(UNKNOWN_FORMATS)
+    },
+    # The original trainer writes all four keys, and the trainers of other packages others.
+    **{
+        f"without {key}, zipped: {zipped}": (
+            _save({name: value for name, value in ORIGINAL.items() if name != key}, zipped),
+            ("--weights",),
+        )
+        for key in ORIGINAL
+        if key != "arch"
+        for zipped in (True, False)
+    },
+}
+
+
+@pytest.mark.parametrize(("change", "names"), FILES.values(), ids=FILES)
+def test_malformed_file_raises_short_message(
+    change: Callable[[Path], object],
+    names: tuple[str, ...],
+    folder: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    path = shutil.copytree(folder, tmp_path / "log") / CHECKPOINT
+    change(path)
+    assert len(refused(CheckpointError, lambda: read(path), f"{path}: ", *names)) < 1000
+    assert [each.name for each in tmp_path.iterdir()] == ["log"]  # no code has run
+
+
+@pytest.mark.parametrize("zipped", [True, False])
+def test_file_of_original_trainer_is_read(zipped: bool, tmp_path: Path) -> None:
+    _save(ORIGINAL, zipped)(tmp_path / CHECKPOINT)
+    assert read(tmp_path / CHECKPOINT) == ORIGINAL

@@ -85,9 +85,7 @@ class _Run:
 
 
 @pytest.mark.parametrize("world_size", [1, 2])
-def test_kill_9_at_random_moments_changes_no_bit_of_result(
-    world_size: int, tmp_path: Path, record_property: Callable[[str, object], None]
-) -> None:
+def test_kill_9_at_random_moments_changes_no_bit_of_result(world_size: int, tmp_path: Path) -> None:
     """With two processes both are killed, or one of them; the other one then ends by itself."""
     chance = random.Random(world_size)
     make_images(tmp_path / "data", num_train=40, num_val=6)
@@ -123,8 +121,6 @@ def test_kill_9_at_random_moments_changes_no_bit_of_result(
     assert _Run(tmp_path, last, world_size).join() == [0] * world_size
     _check(straight, last)
     assert list((tmp_path).glob("killed*/.*.tmp")) == []
-    record_property("cases", num_kills)
-    record_property("in_writes", num_in_writes)
 
 
 def _temporaries(log_dir: Path) -> set[Path]:

@@ -18,15 +18,14 @@ from typing import Any
 import pytest
 import torch
 
+import zoo
 from tests.cli.conftest import SETTINGS, Run
 from tests.dist.spawn import run_distributed
-from tests.engine.tiny import build_net, make_config, make_images, save, this_process
+from tests.engine.tiny import make_images, new_state, save
 from zoo.cli import main
 from zoo.engine.checkpoint import CHECKPOINT, read
 from zoo.engine.process import shorten_worker_errors
-from zoo.engine.state import build_state
 from zoo.errors import CheckpointError, ZooError
-from zoo.tasks import task_of
 
 pytestmark = pytest.mark.dist
 
@@ -42,74 +41,42 @@ def _command_on_rank(commands: list[list[str]], folder: str) -> tuple[int, str, 
     return code, printed.getvalue(), time.monotonic() - start
 
 
-def _run(commands: list[list[str]], folder: Path) -> list[tuple[int, str, float]]:
-    return run_distributed(_command_on_rank, len(commands), commands, str(folder), group=False)
-
-
 @pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_images(tmp_path_factory.mktemp("data"), num_train=16, num_val=4)
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Images, others with an image less, settings, others with another rate, and two files of weights."""
+    root = tmp_path_factory.mktemp("ranks")
+    shutil.copytree(make_images(root / "data", num_train=16, num_val=4), root / "less")
+    (root / "less/val/class0/2.png").unlink()
+    (root / "used").mkdir()
+    (root / "used" / "model_best.pth.tar").touch()
+    for name, rate in (("a", 0.01), ("b", 0.5)):
+        settings = {**SETTINGS, "optimizer": {**SETTINGS["optimizer"], "learning_rate": rate}}
+        (root / f"{name}.json").write_text(json.dumps(settings))
+        model = zoo.get("resnet32_cifar", norm="inplace", activation="leaky_relu", num_classes=2)
+        torch.save({"state_dict": model.state_dict()}, root / f"{name}.pth")
+    return root
 
 
-def _write_settings(path: Path, **changes: Any) -> str:
-    content = json.loads(json.dumps(SETTINGS))
-    for section, values in changes.items():
-        content[section] = {**content.get(section, {}), **values} if isinstance(values, dict) else values
-    path.write_text(json.dumps(content))
-    return str(path)
+TRAIN, SCORE = "train {} -j 0 --log-dir log", "validate a.json data -j 0 --weights {}"
+DIFFERENCES = {
+    "setting": (("a.json data", "b.json data"), TRAIN, "rank 1: optimizer.learning_rate = 0.5, not 0.01 as on rank 0"),
+    "images": (("a.json data", "a.json less"), TRAIN, "rank 1: val.images = 3, not 4 as on rank 0"),
+    "weights": (("a.pth", "b.pth"), SCORE, "rank 1: weights = "),
+    "limit": (("a.pth --limit 2", "a.pth --limit 4"), SCORE, "rank 1: val.images = 4, not 2 as on rank 0"),
+    "unusable folder": (("a.json data",) * 2, f"{TRAIN[:-3]}used", "the folder holds an earlier run"),
+}
 
 
-def test_setting_differing_between_ranks_fails_on_every_rank(tmp_path: Path, data: Path) -> None:
-    other = _write_settings(tmp_path / "b.json", optimizer={"learning_rate": 0.5})
-    files = [_write_settings(tmp_path / "a.json"), other]
-    ends = _run([["train", file, str(data), "-j", "0", "--log-dir", "log"] for file in files], tmp_path)
-    for code, printed, seconds in ends:
+@pytest.mark.parametrize(("words", "command", "message"), DIFFERENCES.values(), ids=DIFFERENCES)
+def test_difference_between_ranks_fails_on_every_rank(
+    words: tuple[str, str], command: str, message: str, folder: Path
+) -> None:
+    commands = [command.format(own).split() for own in words]
+    for code, printed, seconds in run_distributed(_command_on_rank, 2, commands, str(folder), group=False):
         assert code == 2
-        assert "rank 1: optimizer.learning_rate = 0.5, not 0.01 as on rank 0" in printed
+        assert message in printed
         assert seconds < END_S
-    assert not (tmp_path / "log").exists()
-
-
-def _copy_with_an_image_less(data: Path, target: Path) -> Path:
-    shutil.copytree(data, target)
-    (target / "val/class0/2.png").unlink()
-    return target
-
-
-def test_other_images_on_another_rank_fail_before_training(tmp_path: Path, data: Path) -> None:
-    file, other = _write_settings(tmp_path / "a.json"), _copy_with_an_image_less(data, tmp_path / "other")
-    ends = _run([["train", file, str(folder), "-j", "0", "--log-dir", "log"] for folder in (data, other)], tmp_path)
-    for code, printed, seconds in ends:
-        assert code == 2
-        assert "rank 1: val.images = 3, not 4 as on rank 0" in printed
-        assert seconds < END_S
-    assert not (tmp_path / "log").exists()
-
-
-def test_different_weights_on_ranks_fail(tmp_path: Path, data: Path) -> None:
-    file = _write_settings(tmp_path / "a.json")
-    for name in ("one", "two"):
-        changed = _write_settings(tmp_path / "b.json", seed=len(name) + ord(name[0]))
-        assert main(["train", changed, str(data), "-j", "0", "--log-dir", str(tmp_path / name)]) == 0
-    files = [str(tmp_path / name / "checkpoint.pth.tar") for name in ("one", "two")]
-    for code, printed, _ in _run(
-        [["validate", file, str(data), "--weights", path, "-j", "0"] for path in files], tmp_path
-    ):
-        assert code == 2
-        assert "rank 1: weights = " in printed
-    limits = [["validate", file, str(data), "--weights", files[0], "-j", "0", "--limit", n] for n in ("2", "4")]
-    for code, printed, _ in _run(limits, tmp_path):
-        assert code == 2
-        assert "rank 1: val.images = 4, not 2 as on rank 0" in printed
-
-
-def test_all_ranks_fail_together_for_unusable_folder(tmp_path: Path, data: Path) -> None:
-    (tmp_path / "log").mkdir()
-    (tmp_path / "log" / "model_best.pth.tar").touch()
-    command = ["train", _write_settings(tmp_path / "a.json"), str(data), "-j", "0", "--log-dir", "log"]
-    for code, printed, _ in _run([command, command], tmp_path):
-        assert code == 2
-        assert "the folder holds an earlier run" in printed
+    assert not (folder / "log").exists()
 
 
 def _die(path: Path) -> Any:
@@ -151,8 +118,7 @@ def test_worker_killed_during_save_does_not_blame_checkpoint(tmp_path: Path, mon
     write_file, start = torch.save, threading.Thread.start
     monkeypatch.setattr("torch.save", interrupted)
     monkeypatch.setattr(threading.Thread, "start", start_slowly)
-    config = make_config()
-    state = build_state(task_of(config), build_net(config.network), this_process())
+    state = new_state()
     former = signal.signal(signal.SIGUSR1, report)
     try:
         with pytest.raises(ZooError, match="a data loader worker died") as error, shorten_worker_errors():
@@ -176,7 +142,7 @@ class Items(list):
 
 {main}
 """
-TRAIN = """
+TRAINING = """
     settings = {"optimizer": {"batch_size": 4}, "input": {"crop_train": 8}}
     items = Items((torch.zeros(3, 8, 8), index % 2) for index in range(8))
     zoo.train("resnet32_cifar", items, log_dir=sys.argv[2], epochs=1, workers=1, experiment=settings)
@@ -184,15 +150,15 @@ TRAIN = """
 
 
 GUARD = 'if __name__ == "__main__":'
-GUARDED = f"{GUARD}{TRAIN}"
+GUARDED = f"{GUARD}{TRAINING}"
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("method", "main", "words"),
     [
-        ("spawn", f"if True:{TRAIN}", f"call zoo.train or zoo.score below {GUARD}"),
-        ("forkserver", f"if True:{TRAIN}", f"call zoo.train or zoo.score below {GUARD}"),
+        ("spawn", f"if True:{TRAINING}", f"call zoo.train or zoo.score below {GUARD}"),
+        ("forkserver", f"if True:{TRAINING}", f"call zoo.train or zoo.score below {GUARD}"),
         ("spawn", GUARDED.replace("items, ", "Items([lambda: 0] * 8), "), "the data set cannot be sent to a worker"),
         ("spawn", GUARDED, ""),
     ],

@@ -33,11 +33,12 @@ END_S = 40.0  # on a busy machine; here a rank without its batch gives up after 
 
 
 class End(NamedTuple):
-    """How a run ended: the error, the lines of its log, and the seconds since the signal."""
+    """How a call ended: the error, the lines of its log, the seconds since the signal, and the workers left."""
 
     error: str
     lines: list[str]
     seconds: float
+    num_workers: int
 
 
 @pytest.fixture(scope="module")
@@ -64,12 +65,12 @@ class Hang:
     """Reads images, until this process has read ``count`` images of a split; then it reports this, and hangs."""
 
     def __init__(self, split: str, count: int, hang: Callable[[], None], hung: Path) -> None:
-        self._split, self._left, self._hang, self._hung = f"/{split}/", count, hang, hung
+        self._split, self._left, self._hang, self.hung = f"/{split}/", count, hang, hung
 
     def __call__(self, name: str) -> bytes:
         if self._split in str(name):
             if not self._left:
-                self._hung.touch()
+                self.hung.touch()
                 self._hang()
             self._left -= 1
         return READ_BYTES(name)
@@ -80,15 +81,11 @@ READ_BYTES: Any = folder.read_bytes
 
 def _run(config: Experiment, data: Path, log_dir: Path, workers: int = 0, resume: str | None = None) -> None:
     with open_process() as process:
-        train_experiment(
-            config, data, log_dir, process, workers=workers, log_every=1, resume=resume, weights=None
-        )  # fmt: skip
+        train_experiment(config, data, log_dir, process, workers=workers, log_every=1, resume=resume, weights=None)
 
 
-def _stopped(
-    number: int, hangs: dict[int, Hang], config: Experiment, data: Path, log_dir: Path, hung: Path, workers: int
-) -> End:
-    """Run, send ``number`` to this process as soon as all images of ``hangs``, by rank, hang; return the end."""
+def _signaled(number: int, hangs: dict[int, Hang], call: Callable[[], object]) -> End:
+    """Call, and send ``number`` to this process as soon as all images of ``hangs``, by rank, hang; return the end."""
     stop.STALL_S = 1.0
     rank, lines, sent_s = int(os.environ["RANK"]), Lines(), []
     logging.getLogger("zoo").addHandler(lines)
@@ -96,7 +93,7 @@ def _stopped(
         folder.read_bytes = hangs[rank]  # type: ignore[assignment]
 
     def send() -> None:
-        while len(list(hung.iterdir())) < len(hangs):
+        while not all(hang.hung.exists() for hang in hangs.values()):
             time.sleep(0.02)
         time.sleep(0.5)  # the other ranks reach the place where they wait
         sent_s.append(time.monotonic())
@@ -104,10 +101,19 @@ def _stopped(
 
     threading.Thread(target=send, daemon=True).start()
     try:
-        _run(config, data, log_dir, workers)
+        call()
     except BaseException as error:
-        return End(f"{type(error).__name__}: {error}", lines.texts, time.monotonic() - sent_s[0])
-    raise AssertionError("the run was not stopped")
+        seconds = time.monotonic() - sent_s[0]
+        return End(f"{type(error).__name__}: {error}", lines.texts, seconds, len(multiprocessing.active_children()))
+    raise AssertionError("the call was not stopped")
+
+
+def _stopped(number: int, hangs: dict[int, Hang], *run: Any) -> End:
+    return _signaled(number, hangs, lambda: _run(*run))
+
+
+def _scored(number: int, hangs: dict[int, Hang], checkpoint: Path, data: Path, workers: int) -> End:
+    return _signaled(number, hangs, lambda: zoo.score(checkpoint, data, workers=workers))
 
 
 class Lines(logging.Handler):
@@ -121,16 +127,18 @@ class Lines(logging.Handler):
         self.texts.append(record.getMessage())
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
-    ("number", "split", "count", "hang", "workers", "position"),
+    ("number", "split", "count", "hang", "workers", "position", "world_size"),
     [
-        (signal.SIGINT, "train", 10, _sleep, 0, (0, 1)),
-        (signal.SIGTERM, "train", 10, _sleep, 1, (0, 1)),
-        (signal.SIGINT, "train", 0, _freeze, 1, (0, 0)),
-        (signal.SIGTERM, "train", 8, _sleep, 2, (0, 2)),
-        (signal.SIGINT, "train", 24, _sleep, 0, (1, 0)),
-        (signal.SIGTERM, "val", 1, _sleep, 1, (0, 3)),
+        (signal.SIGINT, "train", 10, _sleep, 0, (0, 1), 1),
+        (signal.SIGTERM, "train", 10, _sleep, 1, (0, 1), 1),
+        (signal.SIGINT, "train", 0, _freeze, 1, (0, 0), 1),
+        (signal.SIGTERM, "train", 8, _sleep, 2, (0, 2), 1),
+        (signal.SIGINT, "train", 24, _sleep, 0, (1, 0), 1),
+        (signal.SIGTERM, "val", 1, _sleep, 1, (0, 3), 1),
+        # Several ranks read two steps ahead, so that none is taken before the second batch hangs.
+        (signal.SIGTERM, "train", 6, _sleep, 1, (0, 0), 2),
+        (signal.SIGINT, "val", 1, _sleep, 1, (0, 3), 2),
     ],
 )
 def test_run_without_next_batch_is_saved_and_continues_exactly(
@@ -140,55 +148,31 @@ def test_run_without_next_batch_is_saved_and_continues_exactly(
     hang: Callable[[], None],
     workers: int,
     position: tuple[int, int],
+    world_size: int,
     config: Experiment,
     data: Path,
     tmp_path: Path,
 ) -> None:
-    (tmp_path / "hung").mkdir()
-    hangs = {0: Hang(split, count, hang, tmp_path / "hung" / "0")}
-    log_dir = tmp_path / "log"
-    arguments = (number, hangs, config, data, log_dir, tmp_path / "hung", workers)
-    (end,) = run_distributed(_stopped, 1, *arguments, group=False)
-    assert end.error.startswith(f"TrainingInterrupted: {number.name} at step ")
-    assert "continue with --resume auto" in end.error
-    assert any(line.startswith(f"{number.name}: saving after this batch; ") for line in end.lines)
-    assert end.seconds < END_S
-    saved = read(log_dir / CHECKPOINT)
-    assert (saved["position"]["epoch"], saved["position"]["batch"]) == position
-    run_distributed(_run, 1, config, data, log_dir, 0, "auto", group=False)
-    run_distributed(_run, 1, config, data, tmp_path / "straight", group=False)
-    assert differences(read(log_dir / CHECKPOINT), read(tmp_path / "straight" / CHECKPOINT)) == []
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("number", "split", "position"), [(signal.SIGTERM, "train", (0, 0)), (signal.SIGINT, "val", (0, 3))]
-)
-def test_ranks_that_all_wait_for_batches_save_together(
-    number: signal.Signals, split: str, position: tuple[int, int], config: Experiment, data: Path, tmp_path: Path
-) -> None:
-    """Several ranks read two steps ahead, so that none is taken before the second batch hangs."""
-    (tmp_path / "hung").mkdir()
-    count = 6 if split == "train" else 1
-    hangs = {rank: Hang(split, count, _sleep, tmp_path / "hung" / str(rank)) for rank in range(2)}
-    arguments = (number, hangs, config, data, tmp_path / "log", tmp_path / "hung", 1)
-    for end in run_distributed(_stopped, 2, *arguments, group=False):
+    hangs = {rank: Hang(split, count, hang, tmp_path / f"hung{rank}") for rank in range(world_size)}
+    log, straight = tmp_path / "log", tmp_path / "straight"
+    for end in run_distributed(_stopped, world_size, number, hangs, config, data, log, workers, group=False):
         assert end.error.startswith(f"TrainingInterrupted: {number.name} at step ")
+        assert "continue with --resume auto" in end.error
+        assert any(line.startswith(f"{number.name}: saving after this batch; ") for line in end.lines)
         assert end.seconds < END_S
-    saved = read(tmp_path / "log" / CHECKPOINT)
-    assert (saved["position"]["epoch"], saved["position"]["batch"]) == position
+    saved = read(log / CHECKPOINT)["position"]
+    assert (saved["epoch"], saved["batch"]) == position
+    run_distributed(_run, world_size, config, data, log, 0, "auto", group=False)
+    run_distributed(_run, world_size, config, data, straight, group=False)
+    assert differences(read(log / CHECKPOINT), read(straight / CHECKPOINT)) == []
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("number", "rank"), [(signal.SIGTERM, 1), (signal.SIGINT, 0)])
 def test_rank_without_batch_ends_other_rank_that_waits_for_its_gradients(
     number: signal.Signals, rank: int, config: Experiment, data: Path, tmp_path: Path
 ) -> None:
-    (tmp_path / "hung").mkdir()
-    hangs = {rank: Hang("train", 6, _sleep, tmp_path / "hung" / "0")}
-    ends = run_distributed(
-        _stopped, 2, number, hangs, config, data, tmp_path / "log", tmp_path / "hung", 1, group=False
-    )
+    hangs = {rank: Hang("train", 6, _sleep, tmp_path / "hung")}
+    ends = run_distributed(_stopped, 2, number, hangs, config, data, tmp_path / "log", 1, group=False)
     own, other = ends[rank], ends[1 - rank]
     assert own.error in (f"SystemExit: {128 + number}", "KeyboardInterrupt: ")
     assert any(line.startswith(f"{number.name}: no batch came") and "nothing is saved" in line for line in own.lines)
@@ -197,33 +181,12 @@ def test_rank_without_batch_ends_other_rank_that_waits_for_its_gradients(
     assert not (tmp_path / "log" / CHECKPOINT).exists()
 
 
-def _scored(number: int, hang: Hang, hung: Path, checkpoint: Path, data: Path, workers: int) -> tuple[str, float, int]:
-    """Score, send ``number`` once the images hang; return the error, the seconds since then, and the workers left."""
-    folder.read_bytes = hang  # type: ignore[assignment]
-    sent_s = []
-
-    def send() -> None:
-        while not list(hung.iterdir()):
-            time.sleep(0.02)
-        sent_s.append(time.monotonic())
-        os.kill(os.getpid(), number)
-
-    threading.Thread(target=send, daemon=True).start()
-    try:
-        zoo.score(checkpoint, data, workers=workers)
-    except BaseException as error:
-        seconds = time.monotonic() - sent_s[0]
-        return repr(error), seconds, len(multiprocessing.active_children())
-    raise AssertionError("the scoring was not stopped")
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("number", "error", "hang", "workers"),
     [
-        (signal.SIGINT, "KeyboardInterrupt()", _freeze, 2),
-        (signal.SIGTERM, "SystemExit(143)", _sleep, 1),
-        (signal.SIGTERM, "SystemExit(143)", _sleep, 0),
+        (signal.SIGINT, "KeyboardInterrupt: ", _freeze, 2),
+        (signal.SIGTERM, "SystemExit: 143", _sleep, 1),
+        (signal.SIGTERM, "SystemExit: 143", _sleep, 0),
     ],
 )
 def test_scoring_without_next_batch_ends_with_its_workers(
@@ -235,11 +198,10 @@ def test_scoring_without_next_batch_ends_with_its_workers(
     data: Path,
     tmp_path: Path,
 ) -> None:
-    (tmp_path / "hung").mkdir()
     run_distributed(_run, 1, config, data, tmp_path / "log", group=False)
-    hanging = Hang("val", 1, hang, tmp_path / "hung" / "0")
-    arguments = (number, hanging, tmp_path / "hung", tmp_path / "log" / CHECKPOINT, data, workers)
-    ((ended, seconds, num_left),) = run_distributed(_scored, 1, *arguments, group=False)
-    assert ended == error
-    assert seconds < END_S
-    assert num_left == 0
+    hangs = {0: Hang("val", 1, hang, tmp_path / "hung")}
+    arguments = number, hangs, tmp_path / "log" / CHECKPOINT, data, workers
+    (end,) = run_distributed(_scored, 1, *arguments, group=False)
+    assert end.error == error
+    assert end.seconds < END_S
+    assert end.num_workers == 0
