@@ -34,6 +34,12 @@ from zoo.files import decode_text, open_regular
 
 logger = logging.getLogger("zoo")
 
+#: The type of an optimizer or a schedule -> the settings that belong to the type.
+SETTINGS_OF_TYPE = {
+    "optimizer.type": ("nesterov", "params"),
+    "optimizer.schedule.type": ("params",),
+}
+
 
 def experiments_dir() -> Path:
     """Return the folder of the bundled experiments, in the installed package or the source checkout."""
@@ -137,6 +143,7 @@ def settings_named(key: str) -> tuple[str, ...]:
 def replace_settings(content: dict[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
     """Replace values in the settings of an experiment. The keys of ``changes`` are dotted; aliases are accepted.
 
+    Another type of optimizer or schedule resets the settings in `SETTINGS_OF_TYPE`, unless ``changes`` contains them.
     Does not validate values. Raises ConfigError for a key that is not within sections.
     """
     content = deepcopy(content)
@@ -146,7 +153,9 @@ def replace_settings(content: dict[str, Any], changes: Mapping[str, Any]) -> dic
         for setting in section.settings
         for alias in setting.aliases
     }
-    for key, value in changes.items():
+    # Sections before their settings, and types before the settings that they reset.
+    for key in sorted(changes, key=lambda key: (key.count("."), key not in SETTINGS_OF_TYPE)):
+        value = changes[key]
         *sections, last = aliases.get(key, key).split(".")
         inner = content
         for section in sections:
@@ -155,6 +164,9 @@ def replace_settings(content: dict[str, Any], changes: Mapping[str, Any]) -> dic
             inner = inner[section]
             if not isinstance(inner, dict):
                 raise ConfigError(f"{section} is a setting, not a section", key, "zoo settings lists all settings")
+        if inner.get(last) != value:
+            for name in SETTINGS_OF_TYPE.get(key, ()):
+                inner.pop(name, None)
         inner[last] = value
     return content
 
