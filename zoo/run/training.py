@@ -25,6 +25,7 @@ from zoo.data.map_dataset import Datasets
 from zoo.data.named import open_data
 from zoo.data.sampler import TrainBatches, ValBatches
 from zoo.data.sources.location import DataPath, parse_data_path
+from zoo.data.transforms.classification import KEEP_SCALE
 from zoo.engine.checkpoint import BEST, CHECKPOINT
 from zoo.engine.consistency import check_same_on_all_ranks, environment_fingerprint, fingerprints
 from zoo.engine.observers import Callback, Callbacks, build_observers
@@ -215,6 +216,7 @@ def train_experiment(
     task = task_of(config)
     loaders = build_loaders(task, data, process.loader_options(workers, config.optimizer.replicas))
     _check_validates(config, loaders)
+    process.on_main(lambda: _check_crop(config, loaders[1]))
     images = fingerprints(*loaders)
     check_same_on_all_ranks(process, lambda: images, _how_to_agree(data), DataError)
 
@@ -288,6 +290,12 @@ def _check_validates(config: Experiment, loaders: Loaders) -> None:
         if value is not None and loaders[1] is None:
             what = "compares validation scores, and the run has no images to validate on"
             raise ConfigError(what, f"{key} = {value}", "give a data set val, or remove the key")
+
+
+def _check_crop(config: Experiment, loader: Loader[ValBatches] | None) -> None:
+    """Raise DataError before the first epoch if the first validation image is smaller than its crop."""
+    if loader is not None and config.task == "classification" and config.input.scale_val == KEEP_SCALE:
+        loader.dataset[0, 0]
 
 
 def _check_settings_agree(config: Experiment, process: Process, log_every: int, num_callbacks: int) -> None:
