@@ -1,10 +1,11 @@
-"""One tiny training run of the command line, shared by several tests."""
+"""Runs commands, and one tiny training run that several tests share."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -34,6 +35,41 @@ class Run(NamedTuple):
     @property
     def checkpoint(self) -> Path:
         return self.log_dir / "checkpoint.pth.tar"
+
+
+class Printed(NamedTuple):
+    """The output of a command."""
+
+    out: str
+    err: str
+
+    @property
+    def rows(self) -> list[list[str]]:
+        """The cells of the printed tables, without the lines below the headers."""
+        lines = [line for line in self.out.splitlines() if line.startswith("|") and not line.startswith("| -")]
+        return [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines]
+
+
+Cli = Callable[..., Printed]
+
+
+@pytest.fixture
+def cli(capsys: pytest.CaptureFixture[str]) -> Cli:
+    """Return the function that runs ``zoo`` with these arguments, checks its exit code and returns its output."""
+
+    def run(*words: object, code: int = 0, run: Callable[[list[str]], int] = main) -> Printed:
+        capsys.readouterr()
+        found = run([*map(str, words)])
+        printed = Printed(*capsys.readouterr())
+        assert found == code, printed.err
+        return printed
+
+    return run
+
+
+def events(log_dir: Path) -> list[dict[str, Any]]:
+    """Return the records of a run's metrics.jsonl."""
+    return [json.loads(line) for line in (log_dir / "metrics.jsonl").read_text().splitlines()]
 
 
 @pytest.fixture(scope="session")

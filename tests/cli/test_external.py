@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,7 @@ import pytest
 import torch
 
 import zoo
-from tests.cli.conftest import Run
+from tests.cli.conftest import Cli, Run, events
 from tests.engine.tiny import differences, make_images
 from tests.refusals import refused
 from zoo.cli import main
@@ -63,8 +62,7 @@ def trained(request: pytest.FixtureRequest, lean: Run, tmp_path_factory: pytest.
 
 
 def _curve(run: Run) -> list[tuple[Any, ...]]:
-    events = map(json.loads, (run.log_dir / "metrics.jsonl").read_text().splitlines())
-    return [(event["event"], event.get("step"), event.get("loss"), event.get("top1")) for event in events]
+    return [tuple(event.get(key) for key in ("event", "step", "loss", "top1")) for event in events(run.log_dir)]
 
 
 def test_lean_run_is_bit_identical_to_plain_run(lean: Run, tmp_path: Path) -> None:
@@ -79,35 +77,14 @@ def test_lean_run_is_bit_identical_to_plain_run(lean: Run, tmp_path: Path) -> No
     assert {key for key in ours if differences(ours[key], theirs[key])} == {"config_digest"}
 
 
-def test_checkpoint_is_scored_used_and_shown(lean: Run, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    checkpoint, data, last = str(lean.checkpoint), str(lean.data), _curve(lean)[-2]
-    assert main(["validate", checkpoint, data, "-j", "0", "--json", str(tmp_path / "scores.json")]) == 0
-    assert json.loads((tmp_path / "scores.json").read_text())["top1"] == last[3]
-    assert main(["validate", SMALL, data, "--weights", checkpoint, "-j", "0"]) == 0
-    capsys.readouterr()
-    assert main(["predict", checkpoint, str(lean.data / "val" / "class0" / "0.png")]) == 0
-    assert "class1" in capsys.readouterr().out, "the checkpoint has the class names of the training data"
-    assert main(["show", checkpoint]) == 0
-    assert re.search("arch +torchvision:shufflenet", capsys.readouterr().out)
-    assert main(["show", SMALL]) == 0
-    assert "auto, plain, lean" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize(
-    ("network", "names"),
-    [
-        ({"arch": "torchvision:resnet19"}, ["network.arch 'torchvision:resnet19'"]),
-        ({"arch": "torchvision:vit_b_16"}, ["input.crop_train = 48", "torchvision:vit_b_16"]),
-        ({"arch": SMALL, "options": {"blocks": 3}}, [SMALL, "blocks"]),
-    ],
-)
-def test_untrainable_settings_fail_before_log_folder_exists(
-    network: dict[str, Any], names: list[str], data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert _train(tmp_path, data, network) == 2
-    message = capsys.readouterr().err
-    assert [name for name in names if name not in message] == []
-    assert not (tmp_path / "log").exists()
+def test_checkpoint_is_scored_used_and_shown(lean: Run, cli: Cli, tmp_path: Path) -> None:
+    cli("validate", lean.checkpoint, lean.data, "-j", 0, "--json", tmp_path / "scores.json")
+    assert json.loads((tmp_path / "scores.json").read_text())["top1"] == _curve(lean)[-2][3]
+    cli("validate", SMALL, lean.data, "--weights", lean.checkpoint, "-j", 0)
+    # The checkpoint has the class names of the training data.
+    assert "class1" in cli("predict", lean.checkpoint, lean.data / "val" / "class0" / "0.png").out
+    assert SMALL in cli("show", lean.checkpoint).out
+    assert "auto, plain, lean" in cli("show", SMALL).out
 
 
 def test_zoo_get_builds_network_of_checkpoint(trained: tuple[str, Path]) -> None:

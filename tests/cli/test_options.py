@@ -11,18 +11,16 @@ import shlex
 import subprocess
 import sys
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
-from zoo.cli import COMMANDS, build_parser, main
+from tests.cli.conftest import Cli
+from zoo.cli import COMMANDS, build_parser
 from zoo.cli.lean import split_arguments
 from zoo.errors import DataError
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "cli_options.json"
-
-
-def _commands() -> dict[str, argparse.ArgumentParser]:
-    return _commands_of(build_parser())
 
 
 def _commands_of(parser: argparse.ArgumentParser) -> dict[str, argparse.ArgumentParser]:
@@ -43,7 +41,7 @@ def _options() -> dict[str, dict[str, object]]:
             for action in parser._actions
             if action.dest != "help"
         }
-        for name, parser in _commands().items()
+        for name, parser in _commands_of(build_parser()).items()
     }
 
 
@@ -64,7 +62,10 @@ def test_commands_and_options_match_golden_file() -> None:
 def test_help_begins_with_commands_for_newcomers_and_keeps_its_columns(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     assert list(COMMANDS)[:2] == ["quickstart", "doctor"]
-    parsers = {"": build_parser(), **{name: _commands()[name] for name in ("data", "reproduce", "benchmark")}}
+    parsers = {
+        "": build_parser(),
+        **{name: _commands_of(build_parser())[name] for name in ("data", "reproduce", "benchmark")},
+    }
     for name, parser in parsers.items():
         assert parser.description, name
         lines = parser.format_help().splitlines()
@@ -73,7 +74,7 @@ def test_help_begins_with_commands_for_newcomers_and_keeps_its_columns(monkeypat
 
 
 def test_example_of_each_command_is_accepted_by_it() -> None:
-    for name, parser in _commands().items():
+    for name, parser in _commands_of(build_parser()).items():
         if parser.get_default("command") is None:
             continue  # a group of commands
         example = parser.get_default("command").example
@@ -87,25 +88,28 @@ def test_help_and_usage_errors_need_no_import_of_torch() -> None:
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
-def test_debug_prints_traceback_of_user_error(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["train", "no-such-file.json", "data", "--debug"]) == 2
-    assert "Traceback" in capsys.readouterr().err
+def test_debug_prints_traceback_of_user_error(cli: Cli) -> None:
+    assert "Traceback" in cli("train", "no-such-file.json", "data", "--debug", code=2).err
 
 
-def test_internal_errors_are_not_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(name: str, pretrained: bool) -> None:
-        raise KeyError("broken")
-
-    monkeypatch.setattr("zoo.registry.names.list_models", fail)
-    with pytest.raises(KeyError, match="broken"):
-        main(["list"])
+class NoSpace(DataError):
+    exit_code = 75
 
 
-def test_exit_code_matches_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(name: str, pretrained: bool) -> None:
-        error = DataError("broken")
-        error.exit_code = 75
-        raise error
-
-    monkeypatch.setattr("zoo.registry.names.list_models", fail)
-    assert main(["list"]) == 75
+@pytest.mark.parametrize(
+    ("error", "code", "printed"),
+    [
+        (NoSpace("broken\x1b"), 75, "zoo list: broken\\x1b\n"),
+        (KeyboardInterrupt(), 130, "zoo list: interrupted\n"),
+        (KeyError("broken"), None, ""),
+    ],
+)
+def test_error_determines_exit_code(
+    error: BaseException, code: int | None, printed: str, cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("zoo.registry.names.list_models", mock.Mock(side_effect=error))
+    if code is None:
+        with pytest.raises(KeyError, match="broken"):
+            cli("list")
+    else:
+        assert cli("list", code=code) == ("", printed)

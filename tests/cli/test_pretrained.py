@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 import zoo
+from tests.cli.conftest import Cli
 from tests.engine.tiny import make_images
 from tests.refusals import refused
-from zoo.cli import main
 from zoo.config.parse import load_experiment
 from zoo.config.published import Digest, published
 from zoo.engine.checkpoint import CHECKPOINT
@@ -71,10 +71,10 @@ def sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, dict[s
     ],
 )
 def test_training_starts_from_pretrained_weights(
-    name: str, sizes: list[str], images: dict[str, Any], sources: Any, data: Path, tmp_path: Path
+    name: str, sizes: list[str], images: dict[str, Any], sources: Any, data: Path, cli: Cli, tmp_path: Path
 ) -> None:
     log_dir = tmp_path / "run"
-    assert main(["train", name, str(data), "--pretrained", "--log-dir", str(log_dir), *sizes, *FROZEN]) == 0
+    cli("train", name, data, "--pretrained", "--log-dir", log_dir, *sizes, *FROZEN)
     experiment = load_experiment(log_dir / "experiment.json")
     assert experiment.network.num_classes == 2
     assert {key: getattr(experiment.input, key) for key in images} == images
@@ -86,13 +86,10 @@ def test_training_starts_from_pretrained_weights(
     assert len(classifier) == 2
     log = (log_dir / "training_0.log").read_text()
     assert log.count("1,000 classes and the network 2: the network keeps its initial classifier") == 1
-    result = zoo.train(name, data, pretrained=True, log_dir=log_dir, resume="auto", **_same(sizes), verbose=False)
-    assert result.best_epoch == 0  # nothing is left to train
-
-
-def _same(sizes: list[str]) -> dict[str, Any]:
-    settings: dict[str, Any] = {"optimizer.freeze": ["*", "!classifier"], "optimizer.schedule.epochs": 1}
-    return {"settings": settings | ({key.split("=")[0]: 32 for key in sizes[1::2]})}
+    settings: dict[str, Any] = {"optimizer.freeze": ["*", "!classifier"]}
+    settings |= {key.split("=")[0]: 32 for key in sizes[1::2]}
+    resume: Any = {"log_dir": log_dir, "resume": "auto", "epochs": 1, "settings": settings, "verbose": False}
+    assert zoo.train(name, data, pretrained=True, **resume).best_epoch == 0  # nothing is left to train
 
 
 def test_experiment_keeps_its_settings(sources: Any, data: Path, tmp_path: Path) -> None:
@@ -108,11 +105,11 @@ def test_experiment_keeps_its_settings(sources: Any, data: Path, tmp_path: Path)
     assert load_experiment(tmp_path / "run" / "experiment.json").optimizer.learning_rate == 0.1
 
 
-def test_file_of_package_has_preprocessing_of_package(data: Path, tmp_path: Path) -> None:
+def test_file_of_package_has_preprocessing_of_package(data: Path, cli: Cli, tmp_path: Path) -> None:
     pytest.importorskip("timm")
     torch.save(build_external("timm:vit_tiny_patch16_224").state_dict(), tmp_path / "vit.pth")
-    command = ["train", "timm:vit_tiny_patch16_224", str(data), "--weights", str(tmp_path / "vit.pth")]
-    assert main([*command, "--log-dir", str(tmp_path / "run"), *FROZEN]) == 0
+    command = ["train", "timm:vit_tiny_patch16_224", data, "--weights", tmp_path / "vit.pth"]
+    cli(*command, "--log-dir", tmp_path / "run", *FROZEN)
     assert load_experiment(tmp_path / "run" / "experiment.json").input.mean == [0.5] * 3
 
 

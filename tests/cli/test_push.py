@@ -11,8 +11,8 @@ import pytest
 import torch
 
 import zoo
+from tests.cli.conftest import Cli
 from tests.hub_server import Hub
-from zoo.cli import main
 from zoo.config.published import Digest, published
 from zoo.weights import md5_of, read_state_dict
 
@@ -29,12 +29,8 @@ def weights(tmp_path: Path) -> Path:
     return tmp_path / "w.pth"
 
 
-def push(name: str | Path, file: str | Path, *options: str, repository: str = REPOSITORY) -> int:
-    return main(["push", str(name), str(file), repository, *options])
-
-
-def files_of(hub: Hub, repository: str = REPOSITORY) -> dict[str, bytes]:
-    return hub.repositories[repository]["main"]
+def files_of(hub: Hub) -> dict[str, bytes]:
+    return hub.repositories[REPOSITORY]["main"]
 
 
 def card_of(hub: Hub) -> str:
@@ -46,11 +42,11 @@ def assert_same(one: dict[str, Any], other: dict[str, Any]) -> None:
     assert all(torch.equal(tensor, other[key]) for key, tensor in one.items())
 
 
-def test_pushed_network_loads_unchanged(hub: Hub, weights: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_pushed_network_loads_unchanged(hub: Hub, weights: Path, cli: Cli) -> None:
     from safetensors.torch import load
 
-    assert push(weights, weights, "--license", "mit") == 0
-    assert re.search(rf"^{hub.url}/me/net/commit/[0-9a-f]{{40}}$", capsys.readouterr().out, re.MULTILINE)
+    printed = cli("push", weights, weights, REPOSITORY, "--license", "mit").out
+    assert re.search(rf"^{hub.url}/me/net/commit/[0-9a-f]{{40}}$", printed, re.MULTILINE)
     assert sorted(files_of(hub)) == ["README.md", "config.json", "model.safetensors"]
     assert_same(load(files_of(hub)["model.safetensors"]), read_state_dict(weights))
     model = zoo.get(f"hf-hub:{REPOSITORY}")
@@ -69,64 +65,63 @@ def test_pushed_network_loads_unchanged(hub: Hub, weights: Path, capsys: pytest.
     assert "## Scores" not in page
 
 
-def test_existing_model_card_is_kept_and_weights_are_replaced(hub: Hub, weights: Path) -> None:
+def test_existing_model_card_is_kept_and_weights_are_replaced(hub: Hub, weights: Path, cli: Cli) -> None:
     hub.commit(REPOSITORY, {"README.md": b"mine", "model.safetensors": b"old"})
-    assert push(weights, weights, "--license", "mit") == 0
+    cli("push", weights, weights, REPOSITORY, "--license", "mit")
     assert card_of(hub) == "mine"
     assert_same(zoo.get(f"hf-hub:{REPOSITORY}").state_dict(), read_state_dict(weights))
 
 
-def test_license_is_given_or_taken_from_published_weights(
-    hub: Hub, weights: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_license_is_taken_from_published_weights(
+    hub: Hub, weights: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert push(weights, weights) == 2
-    assert f"the license of {weights} is unknown; give it, such as --license apache-2.0" in capsys.readouterr().err
-    assert not hub.requests
     entry = published()["resnet34_ipabn-sync_lr_512"]
     monkeypatch.setattr(entry, "digest", Digest("md5", md5_of(weights)))
-    assert push(weights, weights) == 0
+    cli("push", weights, weights, REPOSITORY)
     assert "license: other\nlicense_name: imagenet-terms-of-access\n" in card_of(hub)
     assert "- License: ImageNet terms of access" in card_of(hub)
     assert "| center224  |   73.27 |\n" in card_of(hub)
     assert f"Published by the authors: {entry.expected.source}." in card_of(hub)
 
 
-def test_user_errors_print_one_message_and_send_nothing(
-    hub: Hub, weights: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    for repository in ("net", "me/net@v1", "a/b/c", "me/"):
-        assert push(weights, weights, "--license", "mit", repository=repository) == 2
-        assert "is not the name of a repository; give OWNER/NAME" in capsys.readouterr().err
-    assert push("resnet110_cifar", weights, "--license", "mit") == 2
-    assert "belongs to another network" in capsys.readouterr().err
+@pytest.mark.parametrize(
+    ("words", "names"),
+    [
+        *(
+            (f"WEIGHTS WEIGHTS {name} --license mit", [name, "OWNER/NAME"])
+            for name in ("net", "me/net@v1", "a/b/c", "me/")
+        ),
+        ("WEIGHTS WEIGHTS me/net", ["WEIGHTS", "--license apache-2.0"]),
+        ("resnet110_cifar WEIGHTS me/net --license mit", ["another network"]),
+        ("WEIGHTS NAN me/net --license mit", ["NaN", "mod1.conv1.weight"]),
+    ],
+)
+def test_unpublishable_weights_exit_with_2(words: str, names: list[str], hub: Hub, weights: Path, cli: Cli) -> None:
     content = torch.load(weights, weights_only=True)
     next(iter(content["state_dict"].values())).view(-1)[0] = float("nan")
-    torch.save(content, tmp_path / "nan.pth")
-    assert push(weights, tmp_path / "nan.pth", "--license", "mit") == 2
-    assert "tensors hold infinities or NaN: mod1.conv1.weight; " in capsys.readouterr().err
+    torch.save(content, weights.with_name("nan.pth"))
+    places = {"WEIGHTS": str(weights), "NAN": str(weights.with_name("nan.pth"))}
+    printed = cli("push", *(places.get(word, word) for word in words.split()), code=2).err
+    assert [name for name in names if places.get(name, name) not in printed] == []
     assert not hub.requests
 
 
-def test_hub_error_prints_one_message(
-    hub: Hub, weights: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_hub_error_prints_one_message(hub: Hub, weights: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_TOKEN", "wrong")
-    assert push(weights, weights, "--license", "mit") == 2
-    error = capsys.readouterr().err
+    (error,) = cli("push", weights, weights, REPOSITORY, "--license", "mit", code=2).err.splitlines()
     assert "the Hub did not accept the files" in error
     assert "log in with hf auth login, or set HF_TOKEN" in error
-    assert len(error.splitlines()) == 1
     assert not hub.repositories
 
 
-def test_timm_loads_pushed_timm_network(hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_timm_loads_pushed_timm_network(hub: Hub, cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     timm = pytest.importorskip("timm")
     import huggingface_hub
 
     torch.manual_seed(0)
     model = timm.create_model("test_resnet").eval()
     torch.save(model.state_dict(), tmp_path / "w.pth")
-    assert push("timm:test_resnet", tmp_path / "w.pth", "--license", "mit") == 0
+    cli("push", "timm:test_resnet", tmp_path / "w.pth", REPOSITORY, "--license", "mit")
     assert "library_name: timm\n" in card_of(hub)
     # timm may have imported the package before this server's address was set.
     monkeypatch.setattr("timm.models._hub.hf_hub_download", huggingface_hub.hf_hub_download)
@@ -138,7 +133,9 @@ def test_timm_loads_pushed_timm_network(hub: Hub, tmp_path: Path, monkeypatch: p
 
 
 @pytest.mark.slow
-def test_timm_loads_converted_torchvision_network(hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_timm_loads_converted_torchvision_network(
+    hub: Hub, cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     timm = pytest.importorskip("timm")
     import huggingface_hub
 
@@ -147,8 +144,8 @@ def test_timm_loads_converted_torchvision_network(hub: Hub, tmp_path: Path, monk
     described = model.built_as.model_dump(mode="json")
     torch.save({"state_dict": model.state_dict(), "network": described}, tmp_path / "zoo.pth")
     target = tmp_path / "timm.safetensors"
-    assert main(["convert", "to-torchvision", str(tmp_path / "zoo.pth"), str(target)]) == 0
-    assert push("timm:resnet18", target, "--license", "mit") == 0
+    cli("convert", "to-torchvision", tmp_path / "zoo.pth", target)
+    cli("push", "timm:resnet18", target, REPOSITORY, "--license", "mit")
     monkeypatch.setattr("timm.models._hub.hf_hub_download", huggingface_hub.hf_hub_download)
     loaded = timm.create_model(f"hf-hub:{REPOSITORY}", pretrained=True).eval()
     images = torch.randn(2, 3, 64, 64)

@@ -9,9 +9,8 @@ from typing import Any
 
 import pytest
 
-from tests.cli.conftest import SETTINGS, Run
+from tests.cli.conftest import SETTINGS, Cli, Run
 from tests.data.sample_labels import make_labeled
-from zoo.cli import main
 from zoo.cli.quickstart import DURATIONS
 from zoo.config.parse import experiments_dir
 from zoo.data.prepare.scenes import GARMENTS_DIR
@@ -38,11 +37,8 @@ def _replace_experiments(monkeypatch: pytest.MonkeyPatch, folder: Path, **experi
     monkeypatch.setattr("zoo.config.parse.experiments_dir", lambda: folder)
 
 
-def test_second_quickstart_only_scores_and_prints_the_same(in_small: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["quickstart"]) == 0
-    first = capsys.readouterr()
-    assert main(["quickstart"]) == 0
-    second = capsys.readouterr()
+def test_second_quickstart_only_scores_and_prints_the_same(in_small: Path, cli: Cli) -> None:
+    first, second = cli("quickstart"), cli("quickstart")
     assert "epoch 2 validation" in first.err
     assert "validation:" not in second.err
     assert second.out == first.out
@@ -51,18 +47,15 @@ def test_second_quickstart_only_scores_and_prints_the_same(in_small: Path, capsy
     assert (in_small / "runs" / "quickstart" / "checkpoint.pth.tar").is_file()
     assert "less than a minute on two CPU cores" in first.err
     (suggested,) = [line.split()[3:] for line in first.out.splitlines() if line.startswith("try next      zoo ")]
-    assert main(suggested) == 0
+    cli(*suggested)
 
 
 @pytest.mark.exhaustive
-def test_real_quickstart_reaches_its_score(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_real_quickstart_reaches_its_score(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # Results of three seeds are in docs/results/quickstart.json; chance is 10.
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("ZOO_CACHE", str(tmp_path / "cache"))
-    assert main(["quickstart"]) == 0
-    row, _ = [line.split("|") for line in capsys.readouterr().out.splitlines() if "center" in line]  # and the expected
+    row, _ = [line.split("|") for line in cli("quickstart").out.splitlines() if "center" in line]  # and the expected
     assert float(row[3]) > 80
 
 
@@ -73,7 +66,7 @@ def test_duration_of_segmentation_is_the_measured_one() -> None:
 
 
 def test_segmentation_quickstart_explains_classes(
-    finished: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    finished: Run, cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings = {
         "network": {"arch": "deeplab_resnet18", "activation": "leaky_relu", "bn_mode": "inplace", "classes": 3},
@@ -88,15 +81,9 @@ def test_segmentation_quickstart_explains_classes(
     (data / "classes.txt").write_text("sky\nsea\nship\n")
     monkeypatch.setattr("zoo.data.prepare.scenes.unpack_scenes", lambda: data)
     monkeypatch.chdir(tmp_path)
-    assert main(["quickstart", "--task", "segmentation"]) == 0
-
-    output = capsys.readouterr()
+    output = cli("quickstart", "--task", "segmentation")
     assert "training takes about two and a half minutes" in output.err
     assert output.err.index("training resnet18") < output.err.index("training deeplab_resnet18")
     assert "head and cls keep their initial values" in output.err  # the body is pretrained on garments
     assert "| mIoU % | pixel accuracy % |" in output.out
-    assert [line.split("|")[1].strip() for line in output.out.splitlines() if line.startswith("| s")] == [
-        "sky",
-        "sea",
-        "ship",
-    ]
+    assert [row[0] for row in output.rows if row[0].startswith("s")] == ["sky", "sea", "ship"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,8 @@ import torch
 from torch import Tensor, nn
 
 import zoo
+from tests.cli.conftest import Cli, Printed
 from tests.data.imagenet import NUM_IMAGES, make_imagenet, shrink_imagenet
-from zoo.cli import main
 from zoo.config.parse import parse_experiment
 from zoo.config.published import Digest, published
 from zoo.errors import EXIT_KEYBOARD_INTERRUPT, WeightsError
@@ -70,18 +71,29 @@ def data(tmp_path: Path) -> Path:
     return make_imagenet(tmp_path / "data")
 
 
-def _reproduce(data: Path, out: Path, *options: str, models: tuple[str, ...] = (NAME,)) -> tuple[int, list[Any]]:
-    command = ["reproduce", "imagenet", "--data", str(data), "--out", str(out), "-j", "0"]
-    code = main([*command, "--models", *models, *options])
-    file = out / "imagenet.json"
-    return code, json.loads(file.read_text())["rows"] if file.exists() else []
+Reproduce = Callable[..., tuple[Printed, list[Any]]]
+
+
+@pytest.fixture
+def reproduce(cli: Cli, data: Path, tmp_path: Path) -> Reproduce:
+    """Return the function that runs ``zoo reproduce imagenet``, and returns what it prints and the rows of its file."""
+
+    def run(*options: str, models: str = NAME, code: int = 0) -> tuple[Printed, list[Any]]:
+        out = tmp_path / "out"
+        command = ["reproduce", "imagenet", "--data", data, "--out", out, "-j", 0, "--models", models]
+        printed, file = cli(*command, *options, code=code), out / "imagenet.json"
+        return printed, json.loads(file.read_text())["rows"] if file.exists() else []
+
+    return run
+
+
+CENTER = ("--protocols", "center224")
 
 
 def test_all_protocols_are_measured_beside_published_scores(
-    loads: Loads, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    loads: Loads, reproduce: Reproduce, data: Path, tmp_path: Path
 ) -> None:
-    code, rows = _reproduce(data, tmp_path / "out")
-    assert code == 0
+    printed, rows = reproduce()
     assert [(row["network"], row["protocol"]) for row in rows] == [
         (NAME, protocol) for protocol in ("center224", "tencrop224", "center320")
     ]
@@ -90,32 +102,22 @@ def test_all_protocols_are_measured_beside_published_scores(
         assert row["weights_md5"] == published()[NAME].digest.digits
         assert row["environment"]["torch"] == torch.__version__
         assert row["command"].startswith(f"zoo reproduce imagenet --data {data} --out {tmp_path / 'out'}")
-    printed = capsys.readouterr().out
-    assert printed.count("reproduced: +0.00 points") == 2 * 3
-    assert str(tmp_path / "out" / "imagenet.json") in printed
+    assert printed.out.count("reproduced: +0.00 points") == 2 * 3
+    assert str(tmp_path / "out" / "imagenet.json") in printed.out
 
 
-def test_wrong_score_exits_with_3(loads: Loads, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_wrong_score_exits_with_3_unless_underpowered(loads: Loads, reproduce: Reproduce) -> None:
     loads.model.wrong = True
-    code, _ = _reproduce(data, tmp_path, "--protocols", "center224")
-    assert code == 3
-    assert "off: -100.00 points" in capsys.readouterr().out
-
-
-def test_limited_run_is_underpowered_and_replaced_by_whole_one(
-    loads: Loads, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    loads.model.wrong = True
-    code, (row,) = _reproduce(data, tmp_path, "--protocols", "center224", "--limit", "4")
-    assert (code, row["count"]) == (0, 4)
-    assert "underpowered: scored on 4 of 6 images" in capsys.readouterr().out
-    loads.model.wrong = False
-    code, (row,) = _reproduce(data, tmp_path, "--protocols", "center224")
-    assert (code, row["count"], row["top1"]) == (0, NUM_IMAGES, 100.0)
+    printed, (row,) = reproduce(*CENTER, "--limit", "4")
+    assert row["count"] == 4
+    assert "underpowered: scored on 4 of 6 images" in printed.out
+    printed, (row,) = reproduce(*CENTER, code=3)  # replaces the row of the limited run
+    assert (row["count"], row["top1"]) == (NUM_IMAGES, 0.0)
+    assert "off: -100.00 points" in printed.out
 
 
 def test_interrupted_run_keeps_its_scores_and_continues(
-    loads: Loads, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    loads: Loads, reproduce: Reproduce, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     score, calls = scoring.score, []
 
@@ -126,76 +128,53 @@ def test_interrupted_run_keeps_its_scores_and_continues(
         return score(network, data, protocol, **options)
 
     monkeypatch.setattr(scoring, "score", interrupted)
-    code, rows = _reproduce(data, tmp_path)
-    assert (code, [row["protocol"] for row in rows]) == (EXIT_KEYBOARD_INTERRUPT, ["center224"])
-    code, rows = _reproduce(data, tmp_path)
-    assert (code, len(rows)) == (0, 3)
+    assert [row["protocol"] for row in reproduce(code=EXIT_KEYBOARD_INTERRUPT)[1]] == ["center224"]
+    assert len(reproduce()[1]) == 3
     assert calls == ["center224", "tencrop224", "tencrop224", "center320"]
     loads.names.clear()
-    assert (_reproduce(data, tmp_path)[0], loads.names) == (0, []), "everything is measured"
+    reproduce()
+    assert loads.names == [], "everything is measured"
 
 
-def test_networks_without_weights_are_skipped_with_reason(
-    loads: Loads, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_networks_without_weights_are_skipped_with_reason(loads: Loads, reproduce: Reproduce) -> None:
     loads.without_weights = {NAME}
-    code, rows = _reproduce(data, tmp_path, "--protocols", "center224", models=("resnet*",))
-    assert code == 2
+    printed, rows = reproduce(*CENTER, models="resnet*", code=2)
     assert [row["network"] for row in rows] == ["resnet50_ipabn-sync_lr_512", "resnet101_ipabn-sync_lr_512"]
-    printed = capsys.readouterr().out
-    assert f"not measured: `zoo reproduce imagenet --data DIR --models {NAME}`" in printed
-    assert f"left out: {NAME}: {NAME}: no weights" in printed
+    assert f"not measured: `zoo reproduce imagenet --data DIR --models {NAME}`" in printed.out
+    assert f"left out: {NAME}: {NAME}: no weights" in printed.out
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ([], "--data: no images are given; give the ImageNet validation set"),
-        (["--data", "none"], "none: this folder has 0 folders in val/; give the ImageNet validation set"),
-        (["--data", "DATA", "--models", "resnet43"], "no published network is called 'resnet43'"),
-    ],
-)
-def test_unusable_data_raises_before_networks_are_loaded(
-    loads: Loads, data: Path, tmp_path: Path, options: list[str], message: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    words = [str(data) if word == "DATA" else word for word in options]
-    assert main(["reproduce", "imagenet", *words, "--out", str(tmp_path / "out")]) == 2
-    assert message in " ".join(capsys.readouterr().err.split())
+def test_unknown_network_raises_before_networks_are_loaded(loads: Loads, reproduce: Reproduce) -> None:
+    assert "'resnet43'" in reproduce(models="resnet43", code=2)[0].err
     assert loads.names == []
 
 
 @pytest.mark.parametrize("text", ["[]", '{"benchmark": "imagenet", "rows": [{}]}'])
-def test_foreign_file_is_not_overwritten(
-    loads: Loads, data: Path, tmp_path: Path, text: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_foreign_file_is_not_overwritten(loads: Loads, data: Path, tmp_path: Path, text: str, cli: Cli) -> None:
     (tmp_path / "imagenet.json").write_text(text)
-    assert main(["reproduce", "imagenet", "--data", str(data), "--out", str(tmp_path)]) == 2
-    assert "is not a report of zoo reproduce" in capsys.readouterr().err
+    printed = cli("reproduce", "imagenet", "--data", data, "--out", tmp_path, code=2)
+    assert "is not a report of zoo reproduce" in printed.err
     assert (tmp_path / "imagenet.json").read_text() == text
 
 
 def test_verified_weights_from_cache_are_scored(
-    monkeypatch: pytest.MonkeyPatch, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    reproduce: Reproduce, data: Path, cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("zoo.reproduce.imagenet.NUM_CLASSES", 2)
     monkeypatch.setenv("ZOO_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("ZOO_OFFLINE", "1")
     (file := weights_path(NAME)).parent.mkdir(parents=True)
     torch.save(zoo.get(NAME).state_dict(), file)
-    code, rows = _reproduce(data, tmp_path, "--protocols", "center224")
-    assert (code, rows) == (2, []), "a file with another md5 than the published one is not scored"
-    assert (
-        f"left out: {NAME}: {file}: the md5 is {md5_of(file)}, not {published()[NAME].digest.digits}"
-        in capsys.readouterr().out
-    )
+    printed, rows = reproduce(*CENTER, code=2)
+    assert rows == [], "a file with another md5 than the published one is not scored"
+    digits = published()[NAME].digest.digits
+    assert f"left out: {NAME}: {file}: the md5 is {md5_of(file)}, not {digits}" in printed.out
     monkeypatch.setattr(published()[NAME], "digest", Digest("md5", md5_of(file)))
-    code, (row,) = _reproduce(data, tmp_path, "--protocols", "center224")
+    _, (row,) = reproduce(*CENTER)
     validation = tmp_path / "validation.json"
-    assert main(["validate", NAME, str(data), "--protocol", "center224", "-j", "0", "--json", str(validation)]) == 0
+    cli("validate", NAME, data, "--protocol", "center224", "-j", 0, "--json", validation)
     expected = json.loads(validation.read_text())
-    del expected["protocol"]
-    assert code == 0
-    assert {key: row[key] for key in expected if key != "environment"} | {
-        "environment": expected["environment"]
-    } == expected
+    assert {key: row[key] for key in expected if key not in ("protocol", "environment")} == {
+        key: value for key, value in expected.items() if key not in ("protocol", "environment")
+    }
     assert row["weights_md5"] == md5_of(file)

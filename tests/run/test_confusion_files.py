@@ -11,7 +11,7 @@ import pytest
 from PIL import Image
 
 import zoo
-from tests.cli.conftest import Run, finished
+from tests.cli.conftest import Run
 from tests.dist.spawn import run_distributed
 from tests.refusals import refused
 from zoo.cli import main
@@ -19,8 +19,6 @@ from zoo.engine.process import open_process
 from zoo.run.confusion_files import write_matrix
 from zoo.tasks.classification import ClassificationResult
 from zoo.tasks.confusion import MAX_CLASSES
-
-__all__ = ["finished"]
 
 
 def _expected(run: Run, folder: Path) -> list[list[int]]:

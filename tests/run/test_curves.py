@@ -9,12 +9,11 @@ from typing import Any
 import pytest
 
 import zoo
-from tests.cli.conftest import Run, finished
+from tests.cli.conftest import Run
 from tests.refusals import refused
 from zoo.cli import main
 from zoo.run.curves import plot_runs
 
-__all__ = ["finished"]
 pytest.importorskip("matplotlib")
 
 
