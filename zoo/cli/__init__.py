@@ -68,8 +68,8 @@ COMMANDS: Mapping[str, type[Command] | Group] = {
 class HelpFormatter(argparse.HelpFormatter):
     """Prints the help of a subcommand on the line of its name.
 
-    argparse before Python 3.13 leaves the indentation of subcommands out of the width of the first column, and puts the
-    help of the longest names on lines of their own.
+    Before Python 3.13, argparse computes the width of the first column without the indentation of subcommands. The help
+    of the longest names then starts on a new line.
     """
 
     def add_argument(self, action: argparse.Action) -> None:
@@ -156,11 +156,14 @@ def _descriptions(command: type[Command]) -> tuple[str, str]:
 
 
 def _run(args: argparse.Namespace, command_line: str, others: tuple[str, ...] = ()) -> int:
-    """Run a parsed command and return its exit code. ``others`` are the arguments of a script that it runs.
+    """Run a parsed command and return its exit code.
 
-    Prints a ZooError to stderr, without a traceback unless ``--debug`` is given. Ctrl-C exits with code 130 and one
-    line. If the reader of the output stops reading (``zoo list | head -1``), exits with code 141 and prints nothing,
+    Prints a ZooError to stderr, with a traceback if ``--debug`` is given. Ctrl-C prints one line and exits with code
+    130. If the reader of the output stops reading (``zoo list | head -1``), exits with code 141 and prints nothing,
     like other programs.
+
+    Args:
+    - `others`: arguments of the script that the command runs.
     """
     command = parsed(args.command, args, hide_secrets(command_line))
     if not command.owns_console:

@@ -17,7 +17,7 @@ NETWORK_OPTIONS = ("norm", "activation", "activation_param", "input_3x3")
 
 
 class Conversion(NamedTuple):
-    """A kind of conversion: its description, and its options that other kinds do not accept."""
+    """A kind of conversion: its description, and the options that only some kinds accept."""
 
     meaning: str
     options: tuple[str, ...] = ()
@@ -27,7 +27,7 @@ CONVERSIONS = {
     "from-torchvision": Conversion("rename the keys of a torchvision ResNet to the keys of this package"),
     "to-torchvision": Conversion("the inverse of from-torchvision"),
     "relu-to-leaky-relu": Conversion(
-        "use the same weights in the network with leaky_relu", ("activation_param", "input_3x3")
+        "use the weights unchanged in the network with leaky_relu", ("activation_param", "input_3x3")
     ),
     "inplace-to-standard": Conversion("convert in-place norms to standard norms", NETWORK_OPTIONS[1:]),
     "standard-to-inplace": Conversion(
@@ -83,7 +83,7 @@ class Convert(Command):
 
         asked, options = self._given_settings(), dict[str, Any]()
         if self.kind == "relu-to-leaky-relu" and "activation_param" in asked:
-            options["activation_param"] = asked.pop("activation_param")  # this option sets the target's activation
+            options["activation_param"] = asked.pop("activation_param")  # it sets the slope of the target
         if self.allow_approximate:
             options["allow_approximate"] = True
         return convert_file(self.kind, self.source, self.target, asked, **options)

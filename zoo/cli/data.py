@@ -49,7 +49,7 @@ class DataCheck(Command):
         num_faults = 0
         loaders = build_loaders(task_of(config), data, DEFAULT_OPTIONS)
         for split, loader in zip(("train", "val"), loaders, strict=True):
-            assert loader is not None, "all that a command names has images to validate on"
+            assert loader is not None, "folders and named data sets have images to validate on"
             faults, absent = check_images(loader.dataset, split, self.workers)
             num_faults += len(faults)
             print(f"{split}: {counted(len(loader.dataset), 'image')}, {counted(len(faults), 'fault')}")

@@ -1,4 +1,4 @@
-"""``zoo doctor``: print versions, devices, folders, and back ends, with reasons if a back end is not in use."""
+"""``zoo doctor``: print versions, devices, folders and back ends, with the reason why a back end is not in use."""
 
 from __future__ import annotations
 

@@ -14,8 +14,8 @@ from zoo.errors import ConfigError
 class Lean(Command):
     """Run a training script in half the activation memory, bit for bit.
 
-    The script does not change: zoo.lean is applied to the networks that it trains. Arguments after the script belong to
-    the script. At the end, or at Ctrl-C, a table shows what each network saves, lean and plain.
+    Applies zoo.lean to the networks that the script trains; the script does not change. Arguments after the script
+    belong to the script. At the end, or at Ctrl-C, a table shows the bytes that each network saves, lean and plain.
     """
 
     example = "zoo lean --budget 8GB train.py --epochs 3"

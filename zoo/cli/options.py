@@ -85,8 +85,9 @@ class Command:
     Args:
     - `command_line`: the command line of this run, recorded in the files that it writes.
 
-    ``owns_console`` tells whether zoo's log records and errors are printed; otherwise the console belongs to a script.
-    ``example`` is a command line that the help text ends with.
+    Attributes:
+    - `owns_console`: whether zoo prints its log records and errors; False if the console belongs to a script.
+    - `example`: a command line for the end of the help text.
     """
 
     owns_console: ClassVar[bool] = True
@@ -143,7 +144,7 @@ def parsed(command: type[CommandT], args: argparse.Namespace, command_line: str)
 
 
 def parse_all(parser: argparse.ArgumentParser, words: Sequence[str]) -> argparse.Namespace:
-    """Parse the words. Unknown words are an error of the command's own parser, with hints."""
+    """Parse the words. The parser of the command reports unknown words, with hints."""
     args, unknown = parser.parse_known_args(words)
     if not unknown:
         return args
@@ -249,9 +250,9 @@ class ProcessOptions:
 
 
 def check_writable(*files: Path | None) -> None:
-    """Raise ConfigError for an output file that cannot be written, or that two options name.
+    """Raise ConfigError if an output file cannot be written, or if two options name the same file.
 
-    Missing folders are created later and are not an error.
+    A missing folder is not an error: it is created later.
     """
     paths = [os.path.realpath(file) for file in files if file is not None]
     if twice := next((path for path in paths if paths.count(path) > 1), None):
@@ -262,4 +263,4 @@ def check_writable(*files: Path | None) -> None:
         folder = next(parent for parent in file.absolute().parents if os.path.exists(parent))
         if os.path.isdir(file) or not os.path.isdir(folder) or not os.access(folder, os.W_OK | os.X_OK):
             reason = "it is a folder" if os.path.isdir(file) else f"{escape(folder)} is not a writable folder"
-            raise ConfigError(f"the file cannot be written, as {reason}", file, "give another path")
+            raise ConfigError(f"the file cannot be written: {reason}", file, "give another path")

@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 class Predict(Command):
     """Print the best classes of each image.
 
-    If an image is unreadable, names it, continues with the others, and exits with code 2.
+    Names unreadable images, continues with the others, and exits with code 2.
     """
 
     example = "zoo predict runs/mine/model_best.pth.tar cat.jpg"

@@ -18,7 +18,7 @@ from zoo.cli.validate import Validate
 logger = logging.getLogger(__name__)
 
 LOG_DIRS = {"classification": Path("runs/quickstart"), "segmentation": Path("runs/quickstart-segmentation")}
-# The second one is from docs/results/quickstart_segmentation.json.
+# For segmentation as measured in docs/results/quickstart_segmentation.json.
 DURATIONS = {"classification": "less than a minute", "segmentation": "about two and a half minutes"}
 
 

@@ -96,7 +96,7 @@ class ReproduceImageNet(Command, DataOptions):
     protocols: tuple[str, ...] = option(default=tuple(PROTOCOLS), choices=tuple(PROTOCOLS), metavar=None)
     """Evaluation protocols."""
     limit: Positive | None = None
-    """Score only N evenly spaced images, to try the command; their scores are underpowered."""
+    """Score only N evenly spaced images, to try the command; the scores are then underpowered."""
     batch_size: Positive | None = None
     """Images per batch and process (default: the experiment's batch size over the number of processes)."""
     out: Path = option(default=DEFAULT_REPORT_DIR, metavar="DIR")

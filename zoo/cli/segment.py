@@ -19,16 +19,14 @@ class Segment(Command):
     """Write the class of each pixel of images into files.
 
     The files are OUT/KIND/NAME, with the subfolders of IN. Logits are resized to the size of the image before the
-    argmax. An image is skipped if its files exist. If an image is unreadable, names it, continues with the others, and
-    exits with code 2.
+    argmax. Skips images whose files exist. Names unreadable images, continues with the others, and exits with code 2.
     """
 
     example = "zoo segment runs/mine/model_best.pth.tar images segmented --output overlay"
     name: str = argument("NAME")
     """Deeplab network (zoo list), experiment, experiment file, checkpoint of zoo train, or hf-hub:OWNER/NAME."""
     source: Path = argument("IN")
-    """Image, or folder to search recursively. Two images whose files would have the same name (a.jpg, a.png) are an
-    error."""
+    """Image, or folder to search recursively. Two images must not have the same name without suffix (a.jpg, a.png)."""
     out: Path = argument("OUT")
     """Folder for the files, outside of IN."""
     weights: Path | None = None
@@ -80,7 +78,6 @@ def report(result: Segmented) -> None:
     print(f"{result.written} of {num_images} images segmented{skipped}")
     if result.faults:
         raise DataError(
-            f"{len(result.faults)} of {num_images} images could not be segmented and are listed above, the others "
-            "have their files",
-            remedy="repair or remove them, and run the same command again",
+            f"{len(result.faults)} of {num_images} images could not be segmented, as listed above",
+            remedy="repair or remove them, and run the same command again; it skips the other images",
         )

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 WIDTH = 110
 INDENT = 26
-MAX_COMPARED = 20  # differing tensors that are printed
+MAX_COMPARED = 20  # print at most so many differing tensors
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,7 +29,7 @@ class Show(Command):
     """Architecture, published network, PACKAGE:NAME of another package, bundled experiment (with .json if a network
     has the same name), experiment file, checkpoint, weights file, or hf-hub:OWNER/NAME."""
     other: str | None = argument("OTHER", default=None)
-    """Second checkpoint or weights file: print which tensors of the two differ, by name."""
+    """Second checkpoint or weights file: print the names of the tensors that differ."""
     json: bool = False
     """Print JSON; the settings of an experiment are always JSON."""
 

@@ -73,10 +73,10 @@ class Train(Command, ProcessOptions):
     batch_size: Positive | None = None
     """Images per step, over all processes, instead of the experiment's optimizer.batch_size."""
     replicas: Positive | None = None
-    """Divide each batch among N replicas, like the GPUs of a paper, instead of the experiment's optimizer.replicas. Any
-    number of processes, up to N, then trains bit-identical weights."""
+    """Divide each batch among N replicas, like the GPUs of a paper, instead of the experiment's optimizer.replicas. Up
+    to N processes then train bit-identical weights."""
     memory: str | None = option(metavar="STRATEGY")
-    """What is saved for backward instead of the experiment's network.memory; "lean" halves the activation memory of any
+    """Memory strategy instead of the experiment's network.memory; "lean" halves the activation memory of any
     network."""
     log_dir: Path | None = option(metavar="DIR")
     """Folder for checkpoints, settings, text log, metrics.jsonl and TensorBoard events (default: runs/ and the name of
@@ -84,8 +84,7 @@ class Train(Command, ProcessOptions):
     seed: WholeNumber | None = None
     """Seed of all random numbers instead of the experiment's."""
     log_hist: bool = False
-    """Write histograms of the classifier and the last norm (parameters whose names contain fc or bn_out) to TensorBoard
-    every 10 steps."""
+    """Write histograms of the classifier and the last norm to TensorBoard every 10 steps."""
 
     @classmethod
     def hint(cls, name: str, options: Iterable[str]) -> str:
@@ -100,7 +99,7 @@ class Train(Command, ProcessOptions):
         return 0
 
     def _next_steps(self, log_dir: Path, validates: bool) -> str:
-        """Return the commands that usually come next."""
+        """Return commands that score, use and plot the run."""
         from zoo.config.parse import load_experiment
         from zoo.engine.checkpoint import BEST, CHECKPOINT
         from zoo.run.log_folder import SETTINGS_FILE

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from zoo.tasks.prediction import Prediction, PredictionCollector
 
 SetName = Literal["imagenet-a", "imagenet-r", "imagenet-v2", "imagenet-sketch", "imagenet-real"]
-# Options that apply to one task only, by field.
+# Field -> option, for classification only.
 CLASSIFICATION_OPTIONS = {"crop": "--crop", "scale": "--scale", "ten_crops": "--ten-crops",
                           "interpolation": "--interpolation", "crop_mode": "--crop-mode", "set_name": "--set",
                           "batch_size": "--batch-size", "predictions": "--predictions"}  # fmt: skip
@@ -50,9 +50,9 @@ class ScoreOptions(DataOptions, ProcessOptions):
     """Options for scoring weights, and for the files to write."""
 
     protocol: str | None = option(choices=[*PROTOCOLS, *WHOLE_IMAGES], metavar=None)
-    """Published protocol. Classification: center224 and tencrop224 (shorter side 256), center320 (shorter side 320,
-    center crop 320: not documented by the original project, the usual convention of its time). Segmentation: whole
-    (images at one scale), whole-flip (probabilities averaged with the mirrored image)."""
+    """Published protocol. Classification: center224 and tencrop224 (shorter side 256), center320 (shorter side 320; the
+    original project does not document it). Segmentation: whole (images at one scale), whole-flip (probabilities
+    averaged with the mirrored image)."""
     crop: Positive | None = option("-c", metavar="PX")
     """Side of the crop (default: the experiment's crop_val)."""
     scale: Annotated[int, scale] | None = option("-s", metavar="PX")
@@ -72,8 +72,8 @@ class ScoreOptions(DataOptions, ProcessOptions):
     json: Path | None = None
     """Write the scores to FILE."""
     confusion: tuple[Path, ...] = option(metavar="FILE")
-    """Write the confusion matrix to FILE, with precision, recall and F1 of each class as .json or .csv, or as a picture
-    (.png, .pdf, .svg); several files may be given."""
+    """Write the confusion matrix to one or more files: with precision, recall and F1 of each class as .json or .csv, or
+    as a picture (.png, .pdf, .svg)."""
     predictions: Path | None = None
     """Write a CSV file with one line per image, sorted by path: path, class, and the top five classes with their
     probabilities."""
@@ -92,10 +92,10 @@ class Validate(Command, ScoreOptions):
     weights: Path | None = None
     """Weights file or published name (default: the weights of NAME)."""
     set_name: SetName | None = option("--set")
-    """Variant of ImageNet in the folder DATA: imagenet-a, imagenet-r, imagenet-v2 and imagenet-sketch as unpacked,
-    imagenet-real with val/ and real.json. Its classes are matched to the network's."""
+    """Variant of ImageNet in DATA: imagenet-a, imagenet-r, imagenet-v2 and imagenet-sketch as unpacked, imagenet-real
+    with val/ and real.json. Its classes are matched to the outputs of the network."""
     default_crop: CropProtocol | None = field(default=None, metadata={"hidden": True})
-    """Protocol of a classifier if options do not determine it (default: the experiment's)."""
+    """Protocol of a classifier without options for it (default: the experiment's)."""
 
     def run(self) -> int:
         from zoo.engine.process import open_process

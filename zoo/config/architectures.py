@@ -36,8 +36,8 @@ class Architecture:
     - `task`: "classification" (logits of an image) or "segmentation" (logits of each pixel; 19 classes, as Cityscapes).
     - `ignores_input_3x3`: whether experiment files may set input_3x3 without effect, like the original project's files
       of a WiderResNet and a ResNet-34.
-    - `made_lean`: the value of "memory" that `zoo.lean` is applied to for the value "lean".
-    - `fixed_layers`: whether norms, activation and initial weights are fixed, so that a spec does not choose them.
+    - `made_lean`: the value of "memory" to build the network with before `zoo.lean`, for the value "lean".
+    - `fixed_layers`: whether norms, activation and initial weights are fixed; specs then have no settings for them.
     """
 
     name: str
@@ -71,9 +71,9 @@ def architecture(name: str) -> Architecture:
 def network_sizes() -> dict[str, dict[str, Any]]:
     """Return the sizes of each architecture with its default options, and of ``NAME+input_3x3`` with that stem.
 
-    ``parameters`` is the number of parameters, ``headless`` without the classifier; ``norms`` is the number of norms
-    with running statistics; ``stages`` has the channels, the reduction and the module of each stage. Networks of
-    families that are not in the index are missing.
+    ``parameters`` is the number of parameters, ``headless`` the number without the classifier, ``norms`` the number of
+    norms with running statistics. ``stages`` has the channels, the reduction and the module of each stage. Families
+    outside the index are missing.
     """
     sizes: dict[str, dict[str, Any]] = read_index()["sizes"]
     return sizes

@@ -74,7 +74,7 @@ def _unknown_options(name: str, options: Iterable[str]) -> Iterator[tuple[str, s
 
 
 def _wrong_lengths(arch: Architecture, dilation: Any) -> Iterator[Problem]:
-    """Yield the entries of ``dilation`` that are lists whose length is not the number of blocks of their module."""
+    """Yield the lists in ``dilation`` whose length differs from the number of blocks of their module."""
     for index, entry in enumerate(dilation if isinstance(dilation, list) else []):
         if isinstance(entry, list) and len(entry) != (blocks := arch.structure["structure"][index]):
             message = f"should have {blocks} numbers, one per block of mod{index + 2} of {arch.name}, got {len(entry)}"
@@ -92,8 +92,8 @@ AnySpec = TypeVar("AnySpec", bound="Spec")
 class Spec(Section):
     """A network by its name, with the settings that every network has.
 
-    Its norms, activation and initial weights are fixed. `NetworkSpec` chooses them, `ExternalSpec` is a network of
-    another package; `spec_class` tells which class an architecture has.
+    This class is for networks whose norms, activation and initial weights are fixed. `NetworkSpec` has settings for
+    them, and `ExternalSpec` is a network of another package. `spec_class` returns the class for an architecture.
     """
 
     arch: Annotated[str, Field(min_length=1)]

@@ -74,7 +74,7 @@ def published() -> dict[str, Published]:
 def entry_of(name: str) -> Published:
     """Return the entry of the published weights ``name``.
 
-    Raises ConfigError for another name; the message has the nearest names, or all names of an architecture.
+    Raises ConfigError for an unknown name, with the nearest names; for an architecture, with the names of its weights.
     """
     if name in published():
         return published()[name]

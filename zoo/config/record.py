@@ -77,7 +77,7 @@ class NetworkRecord(Section):
     """A network as a weights file describes it.
 
     Args:
-    - `spec`: the network that the file has weights of.
+    - `spec`: the network of the weights.
     - `preprocessing`: preprocessing of images for the network; None if unknown.
     - `class_names`: names of the outputs, in order, escaped by `escape`; None if unknown. There may be fewer than
       outputs.

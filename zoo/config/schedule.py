@@ -110,7 +110,7 @@ class CosineParams(ScheduleParams):
 
 
 class TriangleParams(ScheduleParams):
-    """Rate that rises linearly from 0 to its full value at ``peak_epoch``, then falls linearly to 0 at the end."""
+    """Rate that rises linearly from 0 to its full value at ``peak_epoch`` and falls linearly to 0 at the end."""
 
     peak_epoch: Annotated[float, Field(gt=0, le=MAX_EPOCHS)]
     """Epoch at which the rate reaches its full value; may be fractional."""

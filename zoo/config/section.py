@@ -16,7 +16,7 @@ from zoo.errors import ConfigError, ZooError, escape, truncate
 
 KeyPath = tuple[str | int, ...]
 MAX_VALUE_CHARS = 80
-MAX_PROBLEMS = 20  # problems in a message; the others are only counted
+MAX_PROBLEMS = 20  # a message lists so many problems and counts the others
 MAX_NESTING = 16  # an experiment has five levels
 MAX_VALUES = 10_000  # an experiment has some sixty
 

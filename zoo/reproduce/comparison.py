@@ -17,7 +17,7 @@ from zoo.tables import number_text
 
 MeasuredValue = float | str | None
 State = Literal["reproduced", "better", "off", "underpowered", "not measured"]
-FACTOR = 2.0  # tolerance of signal-to-noise ratios; they span 30 decades
+FACTOR = 2.0  # tolerance of signal-to-noise ratios, which span 30 decades
 ROUNDED = 0.05  # published numbers are rounded if their last digit is at most this fraction, and exact otherwise
 MIN_RUNS = 3  # runs needed to reproduce an accuracy
 IN_POINTS = ("%", "points")  # units whose tolerance is in points; in other units it is relative, in percent
@@ -31,9 +31,9 @@ class Criterion(NamedTuple):
       percent of it.
     - `reason`: the reason for this tolerance.
     - `is_rounded`: whether a value that rounds or truncates to the printed digits is equal.
-    - `repeats`: what n counts; "deterministic" if every repetition gives the same value.
+    - `repeats`: the unit of n; "deterministic" if every repetition gives the same value.
     - `spread`: meaning of the spread of a measurement.
-    - `margin`: the verdict has to be the same at the measured value plus and minus this multiple of the spread.
+    - `margin`: multiple of the spread; the verdict must be the same at the measured value plus and minus the margin.
     """
 
     tolerance: float

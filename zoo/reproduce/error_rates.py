@@ -93,7 +93,7 @@ def needs_training(
     *,
     is_stored: bool = False,
 ) -> Comparison:
-    """Return the comparison of a number whose experiment must be trained first, with the training command.
+    """Return the comparison of a number whose experiment was not trained yet, with the training command.
 
     ``runs`` are its unfinished runs. For an experiment with changed settings, or with stored activations, the command
     names a FILE to write.

@@ -86,7 +86,7 @@ def count_stored_tensors() -> ReportSection:
 
 
 def stored_names(block: Block, x: Tensor) -> list[str]:
-    """Return the names of the feature maps that a block saves for backward: x, x_hat, z or "something else"."""
+    """Return which feature maps a block saves for backward: x, x_hat, z or "something else"."""
     x_hat = F.batch_norm(x, None, None, training=True)
     known = {"x": x, "x_hat": x_hat, "z": F.leaky_relu(x_hat, SLOPE)}  # scale 1, shift 0
     output = block(x)  # torch 2.11 returns no saved tensors once the output is freed

@@ -47,7 +47,7 @@ LEVELS_OVER_SLOPES: Mapping[str, tuple[str, dict[str, Any]]] = {
     "flat": ("flat 1-1-1", {"layers": [1, 1, 1]}),
     "hybrid": ("hybrid 1-1", {"blocks": [1, 1], "units": 2}),
 }
-LOWEST_SLOPE, LOWEST_DEPTH = 0.05, 8  # minimum of the only published curve whose minimum is not its last point
+LOWEST_SLOPE, LOWEST_DEPTH = 0.05, 8  # minimum of a published curve; all others end at their minimum
 
 RATIO, SMALLEST_RATIO = "signal / noise, inputs of layers", "smallest signal / noise"
 

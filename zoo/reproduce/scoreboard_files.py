@@ -20,7 +20,7 @@ from zoo.tables import Cell, markdown_list, markdown_page, markdown_table
 PAGE, CSV = "README.md", "reproduction.csv"
 # Markers around the scoreboard on its page.
 BEGIN, END = "<!-- scoreboard -->\n", "<!-- /scoreboard -->"
-HEADING = "# Published numbers\n\n"  # of a new page
+HEADING = "# Published numbers\n\n"  # the first lines of a new page
 SCOPE = (
     "A row stands for a number in a table, a figure or the text of a paper, or in its authors' public code, README or "
     "blog. For a curve, the rows cover its endpoints, its extremes, and any points in the authors' logs. "

@@ -1,7 +1,4 @@
-"""Writes confusion matrices, with the scores of each class, as JSON, CSV or a picture.
-
-Tested by tests/run/test_confusion_files.py.
-"""
+"""Writes confusion matrices, with the scores of each class, as JSON, CSV or a picture."""
 
 from __future__ import annotations
 
@@ -20,7 +17,7 @@ from zoo.memory.plot import BLUE, draw_figure, format_of, save
 from zoo.tasks.confusion import ConfusionMatrix
 from zoo.tasks.segmentation import SegmentationResult
 
-MAX_NAMES, MAX_NUMBERS = 60, 15  # classes whose names and numbers a picture has
+MAX_NAMES, MAX_NUMBERS = 60, 15  # a picture of more classes has no names, or no numbers
 HEIGHT = 6.2  # height of a picture, inches
 
 
@@ -31,7 +28,7 @@ def check_matrix_file(path: Path) -> None:
 
 
 def write_matrix(path: Path, result: Result, names: Sequence[str], title: str) -> None:
-    """Write the confusion matrix of a result to ``path``, in the form that its suffix says.
+    """Write the confusion matrix of a result to ``path``, in the format of its suffix.
 
     JSON and CSV have the number of images or pixels of each class, its recall, precision and F1 in percent, and the
     matrix: rows are labels, columns predictions. A picture shows the shares of each row.

@@ -1,7 +1,4 @@
-"""Draws the curves of training runs from their metrics: `plot_runs`.
-
-Tested by tests/run/test_curves.py.
-"""
+"""Draws the curves of training runs from their metrics: `plot_runs`."""
 
 from __future__ import annotations
 
@@ -30,15 +27,15 @@ def plot_runs(
 ) -> Figure:
     """Return a plot of the losses and the scores of training runs over epochs, from their ``metrics.jsonl``.
 
-    Training has thin lines, the mean over each log interval; validation has thick lines with a marker per epoch. Of
-    steps that a resumed run repeated, the last record counts. A notebook shows the figure. With a ``path`` it is
-    written in the format of its suffix, such as .png or .pdf.
+    Thin lines are training, averaged over each log interval. Thick lines with a marker per epoch are validation. If a
+    resumed run repeated steps, their last records count. A notebook shows the figure. With a ``path``, writes it in the
+    format of the suffix, such as .png or .pdf.
 
     Args:
     - `runs`: log folders of `zoo.train`; one, or several.
     - `path`: the file to write.
 
-    Raises ConfigError for a folder without metrics, a suffix that is not a picture's, and without matplotlib.
+    Raises ConfigError for a folder without metrics, for an unknown suffix, and without matplotlib.
     """
     folders = [runs] if isinstance(runs, (str, os.PathLike)) else list(runs)
     if path is not None:
@@ -85,7 +82,7 @@ def _records(folder: Path) -> list[dict[str, Any]]:
 
 
 def _curve(records: Iterable[Mapping[str, Any]], event: str, key: str) -> list[Point]:
-    """Return the points (epoch, value) of an event, in order; without values that were not finite."""
+    """Return the points (epoch, value) of an event in order, without non-finite values."""
     points: dict[float, float] = {}
     for record in records:
         if record["event"] == event:

@@ -1,4 +1,4 @@
-"""Log folder of a training run: locked for other runs, and never overwritten."""
+"""The log folder of a training run: locked against other runs, and never overwritten."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Classifies single images: `predict`.
-
-Tested by tests/run/test_predicting.py.
-"""
+"""Classifies single images: `predict`."""
 
 from __future__ import annotations
 

@@ -39,8 +39,8 @@ def read_real_labels(path: Path) -> list[frozenset[int]]:
 def real_labels_of(targets: Mapping[str, int | None], labels: Sequence[frozenset[int]]) -> dict[str, frozenset[int]]:
     """Return the labels of each image of ``targets`` (path -> scored class); some images have none.
 
-    Raises DataError for a file that is not named like an image of ImageNet's validation set, and for a target that
-    differs from the class of the image's folder: the network then numbers the classes in another order.
+    Raises DataError for a file name that is not an image of ImageNet's validation set. Raises DataError for a target
+    that differs from the class of the folder, because the network then numbers the classes in another order.
     """
     wnids = {wnid: number for number, wnid in enumerate(imagenet_wnids())}
     found = {}

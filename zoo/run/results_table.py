@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING
 
 from zoo.tables import Cell, markdown_table
 
-if TYPE_CHECKING:  # commands that only print a table do not wait for torch
+if TYPE_CHECKING:  # printing a table must not import torch
     from zoo.config.experiment import Expected
     from zoo.engine.task import Result
     from zoo.tasks.segmentation import SegmentationResult
 
 
 def results_table(title: str, labels: Mapping[str, str], results: Sequence[Result], expected: Expected | None) -> str:
-    """Return a Markdown table with a row per result, each followed by a row with the expected score if there is one.
+    """Return a Markdown table: a row per result, and below it a row with the expected score, if there is one.
 
     Standard errors, in percentage points, follow the scores. ``labels`` are the scores to show, see
     `Task.shown_labels`.
@@ -36,7 +36,8 @@ def results_table(title: str, labels: Mapping[str, str], results: Sequence[Resul
 def class_table(result: SegmentationResult, names: Sequence[str]) -> str:
     """Return a Markdown table with a row per class: intersection over union, accuracy, and share of the pixels.
 
-    A class without labeled pixels has no accuracy, and without predicted pixels no intersection over union either.
+    A class without labeled pixels has no accuracy. If it has no predicted pixels either, it has no intersection over
+    union.
     """
     import torch
 

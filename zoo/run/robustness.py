@@ -38,7 +38,7 @@ REAL_LABELS = "real.json"
 
 
 RESTRICTED = ("imagenet-a", "imagenet-r")  # the network chooses only among the classes of the folders
-NUM_RESTRICTED = 200  # number of class folders in these sets
+NUM_RESTRICTED = 200  # class folders in each of these sets
 
 
 def score_set(
@@ -148,6 +148,6 @@ def _score_real(
     if num_without:
         table += f"\n\n{num_without:,} more images have no label and are excluded."
     content = result_json(network, result, process)
-    del content["loss"]  # it refers to the single labels
+    del content["loss"]  # it refers to one label per image
     of_real = {**scores, "standard_errors": errors, "count": len(labeled), "without_label": num_without}
     return Scores(table, {"set": "imagenet-real", **content, **of_real})

@@ -110,7 +110,7 @@ class Board:
 
 
 class JsonLines:
-    """Appends records to a JSON lines file, which a run and all its resumptions share.
+    """Appends records to the JSON lines file of a run and its resumptions.
 
     The file has complete lines even after a kill or on a full disk.
     """
@@ -122,8 +122,8 @@ class JsonLines:
     def write(self, event: str, **fields: Any) -> None:
         """Append an object of ``event``, ``time_s`` (Unix time) and the ``fields``.
 
-        NaN and infinities become null. If the record cannot be written, raises OSError and leaves no part of it in the
-        file.
+        Writes NaN and infinities as null. Raises OSError if the record cannot be written; the file then has no part of
+        it.
         """
         record = {"event": event, "time_s": round(time.time(), 3), **fields}
         text = json.dumps({key: _finite(value) for key, value in record.items()}, allow_nan=False)

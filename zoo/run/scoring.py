@@ -72,8 +72,7 @@ def score(
       CUDA device if available.
     - `workers`: worker processes that read images; with 0 this process reads them itself.
     - `batch_size`: images per batch and process, for classification; default: the experiment's batch size (a tenth of
-      it for ten crops) divided by the number of processes. Segmentation scores one image at a
-      time.
+      it for ten crops) divided by the number of processes. Segmentation scores one image at a time.
     - `limit`: number of images to score, spread evenly over the data; default: all.
     - `log_every`: batches between two progress lines, if no bar is drawn; default: a line every 30 seconds.
     - `record`: called with each batch of this process and its logits.

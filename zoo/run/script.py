@@ -34,9 +34,9 @@ from zoo.remat.limit import watch_optimizers
 from zoo.tables import Cell, bytes_text, counted, markdown_table
 from zoo.torch_internals.data import tensors_of
 
-WRAPPERS = (DataParallel, DistributedDataParallel)  # they call the network; it counts as the outermost module
+WRAPPERS = (DataParallel, DistributedDataParallel)  # the network inside counts as the outermost module
 PERIOD = 11  # one of 11 steps runs plainly for the comparison; prime, because optimizers may alternate
-MAX_TIMES = 10_000  # number of steps that are timed
+MAX_TIMES = 10_000  # time at most so many steps
 
 
 @dataclass
@@ -84,7 +84,7 @@ class Steps:
         self._begin, self.number = now, self.number + 1
 
     def __str__(self) -> str:
-        """Return the medians."""
+        """Return the median times; "" without steps."""
         if not self.lean_s:
             return ""
         lean_ms = 1000 * statistics.median(self.lean_s)
@@ -186,7 +186,7 @@ class LeanCalls:
             lines += [markdown_table(headers, [self._row(each) for each in lean])]
         for each in networks:
             if each.why_plain:
-                lines.append(f"{each.title}: ran as it is, because {each.why_plain}")
+                lines.append(f"{each.title}: ran plainly, because {each.why_plain}")
         if not networks:
             lines.append("no module with parameters was called with gradients that a backward computed")
         elif lean:
@@ -216,9 +216,9 @@ def _peak() -> str:
 def run_script(target: str, is_module: bool, arguments: Sequence[str], calls: LeanCalls) -> int:
     """Run a script or a module as ``python`` would, with lean networks, and return its exit code.
 
-    Prints the report of the calls on stderr at the end, also after an exception or an interrupt, which ends the process
-    as it would without zoo. A script may also be a command of a package, written in Python, such as yolo. Raises
-    ConfigError if there is no such script or module.
+    Prints the report of the calls on stderr at the end, also after an exception or an interrupt. These end the process
+    as without zoo. A script may be a command of a package, such as yolo, if it is written in Python. Raises ConfigError
+    for an unknown script or module.
     """
     if not is_module:
         target = _find_script(target)
@@ -242,7 +242,7 @@ def run_script(target: str, is_module: bool, arguments: Sequence[str], calls: Le
 
 
 def _find_script(target: str) -> str:
-    """Return the path of a script: the file, or a command of this name on the path that Python runs."""
+    """Return the path of a script: a file, or a command in PATH that is written in Python."""
     if os.path.exists(target):
         return target
     found = shutil.which(target)

@@ -1,4 +1,4 @@
-"""Training of an experiment on a folder of images, from the settings to the checkpoints: `train`."""
+"""Trains an experiment, from the settings to the checkpoints: `train`."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ Loaders = tuple[Loader[TrainBatches], Loader[ValBatches] | None]
 class TrainingResult:
     """The network of a finished run, its scores and its files.
 
-    A run that continues one of the original trainer and never exceeds its best score has no scores here.
+    A run that resumes a checkpoint of the original trainer and never exceeds its best score has no scores.
 
     Args:
     - `model`: the network that was validated last: the trained network, or the moving average of its weights; in
@@ -104,8 +104,8 @@ def train(
     """Train a network on a data set or a folder, and return it with its scores.
 
     Writes checkpoints, settings and logs to ``log_dir``, and validates after each epoch. Shows progress, scores and
-    warnings as ``zoo train`` does, on stderr or in a notebook. Under torchrun each process
-    calls this function, and all of them get the same result.
+    warnings as ``zoo train`` does, on stderr or in a notebook. Under torchrun each process calls this function and gets
+    the same result.
 
     >>> import zoo
     >>> result = zoo.train("runs/mine/experiment.json", "data", log_dir="runs/mine", resume="auto")
@@ -129,8 +129,8 @@ def train(
     - `settings`: single settings instead of the experiment's, by dotted keys: ``{"optimizer.learning_rate": 0.1}``.
     - `epochs`: number of epochs instead of the experiment's; a resumed run with more epochs than before is extended.
     - `batch_size`: images per step, over all processes, instead of the experiment's.
-    - `replicas`: ``optimizer.replicas`` instead of the experiment's: any number of processes, up to this one, trains
-      the same weights to the bit.
+    - `replicas`: ``optimizer.replicas`` instead of the experiment's: up to so many processes train bit-identical
+      weights.
     - `memory`: ``network.memory`` instead of the experiment's, such as "lean"; a module can only become "lean".
     - `process`: this process, if `zoo.engine.process.open_process` is open already.
     - `workers`: worker processes that read images, per process of the run; 0 reads them in the process itself.
@@ -143,7 +143,7 @@ def train(
     - `log_hist`: write histograms of the classifier and the last norm to TensorBoard every 10 steps.
     - `callbacks`: functions that rank 0 calls after each epoch with a dict of its metrics, such as ``wandb.log``; see
       `zoo.engine.observers.Callbacks`.
-    - `verbose`: whether anything is shown; the files of ``log_dir`` have it all.
+    - `verbose`: whether to show progress and warnings; the log files contain them in any case.
 
     Raises TypeError for an unknown argument; ConfigError, DataError, WeightsError and CheckpointError for files, data
     and settings that do not fit; NonFiniteLossError; and TrainingInterrupted after a signal, once the state is saved.
@@ -208,21 +208,21 @@ def train_experiment(
     Raises ConfigError, DataError, WeightsError and CheckpointError for files and settings that do not fit, and the
     errors of `zoo.engine.trainer.Trainer.train`.
     """
-    # 1. Processes: all have the same settings, and divide the batches.
+    # 1. Processes have the same settings and divide the batches.
     _check_settings_agree(config, process, log_every, len(callbacks))
     check_world_size(config, process.world_size)
 
-    # 2. Task and loaders: all processes have the same images.
+    # 2. Processes have the same images.
     task = task_of(config)
     loaders = build_loaders(task, data, process.loader_options(workers, config.optimizer.replicas))
     _check_validates(config, loaders)
     process.on_main(lambda: _check_crop(config, loaders[1]))
     images = fingerprints(*loaders)
-    check_same_on_all_ranks(process, lambda: images, _how_to_agree(data), DataError)
+    check_same_on_all_ranks(process, lambda: images, _remedy_for_other_images(data), DataError)
 
-    # 3. State: the network and its optimizer, new or from a checkpoint.
+    # 3. The network and its optimizer, new or from a checkpoint.
     num_parameters = _count_parameters(config) if module is None else _size(module)
-    build = build_from_config if module is None else partial(_prepared, module)
+    build = build_from_config if module is None else partial(_lean_if_requested, module)
     with (
         nullcontext() if config.optimizer.replicas is None else fix_algorithms(),
         log_folder(log_dir, process, continues=_continues(log_dir, resume)),
@@ -252,7 +252,7 @@ def train_experiment(
             log.begin(state.step, process.device, process.world_size, images)
             Trainer(state, *loaders, log, log_dir, observers=observers, log_interval=log_every).train()
         logger.info("%s", _end_summary(state, log_dir))
-        if not isinstance(data, Datasets):  # repeats the warning about missing classes, which now is far above
+        if not isinstance(data, Datasets):  # repeats the warning about missing classes, which has scrolled away
             check_num_classes(loaders[0].dataset, config.network.num_classes)
     return state
 
@@ -269,7 +269,7 @@ def _result(state: TrainState, log_dir: Path) -> TrainingResult:
     )
 
 
-def _prepared(module: nn.Module, network: Spec) -> nn.Module:
+def _lean_if_requested(module: nn.Module, network: Spec) -> nn.Module:
     """Return ``module``, lean if the settings request it."""
     return lean(module) if network.memory == LEAN and not is_lean(module) else module
 
@@ -322,8 +322,8 @@ def build_loaders(task: Task, data: DataPath | Datasets, options: LoaderOptions)
     return train_loader, val_loader
 
 
-def _how_to_agree(data: DataPath | Datasets) -> str:
-    """Return the remedy for ranks with different images."""
+def _remedy_for_other_images(data: DataPath | Datasets) -> str:
+    """Return how to give all ranks the same images, for messages."""
     if not isinstance(data, Datasets):
         return "copy the same DATA to every machine"
     return (

@@ -91,7 +91,7 @@ class ClassificationTask(Task):
     def build_train_loader(self, data: DataPath | Datasets, options: LoaderOptions) -> Loader[TrainBatches]:
         """Return the loader of ``data``/train, or of ``data.train``.
 
-        `loss` has the weights that the settings say, which may depend on the numbers of its images by class.
+        Also sets the class weights of `loss`, which may depend on the number of images of each class.
         """
         loader = build_train_loader(data, self.config, options)
         setting = self.config.regularization.class_weights
@@ -152,7 +152,7 @@ class ClassificationTask(Task):
         return F.binary_cross_entropy_with_logits(logits, shares, reduction="sum") / num_classes
 
     def counts(self, logits: Tensor, targets: Tensor) -> Tensor:
-        """Return the numbers of top-1 and top-5 hits; with fewer than five classes every target is a top-5 hit.
+        """Return the numbers of top-1 and top-5 hits. With fewer than five classes, every target is a top-5 hit.
 
         The target of a mixed image is the class with the largest share, as in torchvision's training script.
         """

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from zoo.data.dataset import Batch
 
-MAX_CLASSES = 2000  # most classes for which a classification counts a matrix (32 MB)
+MAX_CLASSES = 2000  # a classification with more classes has no matrix; this one takes 32 MB
 
 
 def confusion_counts(labels: Tensor, predictions: Tensor, num_classes: int, ignore_label: int) -> Tensor:

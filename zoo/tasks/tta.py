@@ -15,7 +15,7 @@ from zoo.ops.upsampling import upsample_strips
 from zoo.tasks.protocols import Fusion
 
 MAX_SCALE = 100.0
-STRIP_BYTES = 2**22  # bytes of probabilities that are fused at a time; they fit into a cache
+STRIP_BYTES = 2**22  # fuse so many bytes of probabilities at a time; they fit into a cache
 
 
 def check_views(scales: Sequence[float], fusion: str = "mean") -> None:
