@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -13,6 +13,7 @@ import torch
 import zoo
 from tests.engine.tiny import make_images
 from tests.hub_server import _package_and_hub, hub
+from tests.nets import small_architectures
 from zoo.cli import main
 
 __all__ = ["_package_and_hub", "hub"]
@@ -82,6 +83,13 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Run:
     command = ["train", str(config), str(data), "--log-dir", str(root / "log"), "-j", "0", "-p", "1"]
     assert main(command) == 0
     return Run(config, data, root / "log")
+
+
+@pytest.fixture
+def small_networks() -> Iterator[None]:
+    """Let one test build the small networks of tests/nets.py; the network of `finished` has its usual size."""
+    with small_architectures():
+        yield
 
 
 @pytest.fixture(autouse=True)

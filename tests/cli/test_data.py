@@ -87,7 +87,7 @@ def test_images_and_faults_of_both_splits_are_printed(
     assert (f": {faults} fault{'s' * (faults > 1)}, listed above;" in printed.err) == (code == 2)
 
 
-@pytest.mark.parametrize("name", ["resnet18", "torchvision:resnet18", "resnet18.json", "imagenet_convnext_tiny"])
+@pytest.mark.parametrize("name", ["resnet18", "torchvision:resnet18", "resnet18.json", "cifar10_resnet18_ipabn"])
 def test_check_accepts_data_of_train(name: str, cli: Cli, tmp_path: Path) -> None:
     data = make_images(tmp_path / "data", num_train=4, num_val=2)
     if name.endswith(".json"):

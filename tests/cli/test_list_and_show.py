@@ -150,5 +150,8 @@ def test_doctor_names_versions_kernels_and_folders(cli: Cli, monkeypatch: pytest
     monkeypatch.setattr("os.cpu_count", lambda: 4)
     monkeypatch.setattr("torch.get_num_threads", lambda: 1)
     printed = cli("doctor").out
+    built = torch.version.cuda or torch.version.hip
+    gpus = ", ".join(torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count()))
+    assert f"  cuda          {gpus or ('no device found' if built else 'torch is built without CUDA')}" in printed
     for fact in (torch.__version__, "reference", "/proc/no-such-folder (ZOO_CACHE", "4 cores, 1 thread used by torch"):
         assert fact in printed

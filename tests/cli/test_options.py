@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import shlex
 import subprocess
 import sys
@@ -83,9 +84,18 @@ def test_example_of_each_command_is_accepted_by_it() -> None:
         assert build_parser().parse_args(words).parser.prog == f"zoo {name}"
 
 
-def test_help_and_usage_errors_need_no_import_of_torch() -> None:
-    code = "import sys, zoo.cli; zoo.cli.build_parser(); sys.exit('torch' in sys.modules)"
+def test_help_usage_errors_and_descriptions_of_networks_need_no_torch() -> None:
+    code = "import sys, zoo.cli, zoo.config.published; zoo.cli.build_parser(); sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_waiting_threads_sleep_unless_user_decides(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    for before, after in (("", "PASSIVE"), ("ACTIVE", "ACTIVE")):
+        monkeypatch.setenv("OMP_WAIT_POLICY", before)
+        if not before:
+            monkeypatch.delenv("OMP_WAIT_POLICY")
+        cli("settings", "seed")
+        assert os.environ["OMP_WAIT_POLICY"] == after
 
 
 def test_debug_prints_traceback_of_user_error(cli: Cli) -> None:

@@ -189,6 +189,7 @@ def _segmentation(path: Path, num_classes: int = 3, epochs: int = 1, **section: 
     return path
 
 
+@pytest.mark.usefixtures("small_networks")
 def test_segmentation_is_trained_and_scored(cli: Cli, tmp_path: Path) -> None:
     data, log_dir, file = make_labeled(tmp_path / "data", num_train=8, num_val=5), tmp_path / "log", tmp_path / "x"
     cli("train", _segmentation(tmp_path / "tiny.json"), data, "--log-dir", log_dir, "-j", 0, "-p", 1)
@@ -214,6 +215,7 @@ def test_segmentation_is_trained_and_scored(cli: Cli, tmp_path: Path) -> None:
     assert (len(scored["confusion"]), scored["count"]) == (3, 5)
 
 
+@pytest.mark.usefixtures("small_networks")
 @pytest.mark.parametrize("uniform", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_first_epoch_names_classes_without_pixel(
     uniform: bool, cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -141,6 +141,7 @@ def counted(model: torch.nn.Module, folder: Path) -> np.ndarray:
     return counts
 
 
+@pytest.mark.usefixtures("small_networks")
 def test_scores_of_segmentation_equal_count_of_each_pixel(cli: Cli, tmp_path: Path) -> None:
     (config := tmp_path / "tiny.json").write_text(json.dumps(SCENES))
     data = make_labeled(tmp_path / "data", num_train=1, num_val=5, num_classes=len(CLASSES))

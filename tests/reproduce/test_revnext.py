@@ -97,6 +97,7 @@ def test_norms_of_authors_code_have_bounded_ratio() -> None:
     )
 
 
+@pytest.mark.slow
 def test_figures_10_and_11_have_point_for_each_layer_depth_and_slope(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         chains, "LEVELS_OVER_DEPTHS", {"flat": {3: {"layers": (1, 1, 1)}}, "hybrid": {3: {"blocks": (1, 1)}}}
@@ -136,6 +137,7 @@ def test_rule_of_paper_gives_its_bytes_per_pixel() -> None:
     assert counts == [4 * (515 + 4), 4 * 160, 4 * 160, 4 * (32 + 32 + 16), 4 * (32 + 32 + 16 + 8)]
 
 
+@pytest.mark.slow
 def test_memory_of_whole_data_set_follows_its_pixels() -> None:
     by_rule, counted = (c.measured for c in memory.count_whole_data_sets().comparisons if "of 32 pixels" in c.what)
     assert isinstance(by_rule, float)
@@ -144,10 +146,14 @@ def test_memory_of_whole_data_set_follows_its_pixels() -> None:
     assert by_rule < counted < 1.2 * by_rule
 
 
-def test_additional_passes_and_kernel_are_published_ones() -> None:
+def test_kernel_has_published_size() -> None:
     """Manual count: 32 channels, times 4 for each of three pools, and 9 weights per pair."""
     (kernel,) = statements.count_kernel().comparisons
     assert (kernel.measured, kernel.verdict.state) == (9 * (32 * 4**3) ** 2 / 1e6, "reproduced")
+
+
+@pytest.mark.slow
+def test_additional_passes_are_published_ones() -> None:
     passes = by_key(statements.count_additional_passes())
     assert {key: round(float(each.measured or 0)) for key, each in passes.items()} == {
         "section3.4/additional_passes": 1, "section4.3/additional_passes": 1, "section4.4/additional_passes": 2,
@@ -155,6 +161,7 @@ def test_additional_passes_and_kernel_are_published_ones() -> None:
     assert {each.verdict.state for each in passes.values()} == {"reproduced"}
 
 
+@pytest.mark.slow
 def test_training_of_table_2_fits_into_gpu() -> None:
     rows = by_key(memory.report_gpu())
     small, whole = rows["section5.2/available_memory"].measured, rows["abstract/gpu_memory"].measured

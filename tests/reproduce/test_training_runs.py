@@ -80,6 +80,7 @@ def test_runs_of_same_training_share_axes(tmp_path: Path) -> None:
     assert [[run.experiment for run in group] for group in groups_of(runs)] == [[*names[:2]], [names[2]]]
 
 
+@pytest.mark.pages
 @pytest.mark.parametrize("name", ["revnet_runs", "revnext_runs"])
 def test_committed_curves_can_be_drawn(name: str, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")

@@ -2,27 +2,36 @@
 
 from __future__ import annotations
 
-import json
+import os
 import random
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
 import torch
 
 import zoo
+from tests.cli.conftest import events
 from tests.dist.spawn import run_distributed
 from tests.engine.tiny import differences, make_images
 from zoo.config.parse import parse_experiment
 from zoo.engine.checkpoint import read
 
-SETTINGS = {
-    "network": {"arch": "resnet32_cifar", "classes": 2},
-    "optimizer": {"batch_size": 4, "learning_rate": 0.01, "schedule": {"type": "cosine", "mode": "step", "epochs": 2}},
-    "input": {"crop_train": 10, "scale_val": 12, "crop_val": 10, "random_erasing_train": 0.5},
-}
+pytestmark = pytest.mark.usefixtures("small_networks")
+EXPERIMENT = parse_experiment(
+    {
+        "network": {"arch": "resnet32_cifar", "classes": 2},
+        "optimizer": {
+            **{"batch_size": 4, "learning_rate": 0.01},
+            "schedule": {"type": "cosine", "mode": "step", "epochs": 2},
+        },
+        "input": {"crop_train": 10, "scale_val": 12, "crop_val": 10, "random_erasing_train": 0.5},
+    },
+    "test",
+)
 
 
 @pytest.fixture(scope="module")
@@ -30,47 +39,37 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_images(tmp_path_factory.mktemp("data"), num_train=8, num_val=3)
 
 
-def _train(data: Path, log_dir: Path, **options: Any) -> list[dict[str, float]]:
+def train(data: Path, log_dir: Path, *callbacks: Callable[..., object]) -> None:
+    zoo.train(EXPERIMENT, data, log_dir=log_dir, callbacks=callbacks, log_every=1, verbose=False)
+
+
+def test_callbacks_get_metrics_of_log_and_do_not_change_the_run(data: Path, tmp_path: Path) -> None:
     found: list[Any] = []
-    experiment = parse_experiment(SETTINGS, "test")
-    zoo.train(experiment, data, log_dir=log_dir, callbacks=[found.append], log_every=1, verbose=False, **options)
-    return found
 
+    def draw(metrics: Mapping[str, float]) -> None:
+        torch.randn(3), random.random(), np.random.rand()
+        found.append(dict(metrics))
+        assert isinstance(metrics, dict)
+        metrics.clear()
 
-def test_metrics_are_those_of_the_log(data: Path, tmp_path: Path) -> None:
-    found = _train(data, tmp_path)
-    records = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
-    train = [record for record in records if record["event"] == "train" and record["batch"] == 2]
-    val = [record for record in records if record["event"] == "validation"]
+    second: list[Any] = []
+    train(data, tmp_path / "a", draw, second.append)
+    train(data, tmp_path / "b")
+    assert differences(*(read(tmp_path / name / "checkpoint.pth.tar") for name in "ab")) == []
+    records = events(tmp_path / "a")
+    last_steps = [record for record in records if record["event"] == "train" and record["batch"] == 2]
+    validations = [record for record in records if record["event"] == "validation"]
+    assert found == second
     assert found == [
         {
             "epoch": epoch + 1,
             "step": 2 * (epoch + 1),
-            "lr": of_train["lr"],
-            "train/loss": of_train["epoch_loss"],
-            "train/top1": of_train["epoch_top1"],
-            "train/top5": of_train["epoch_top5"],
-            "val/loss": of_val["loss"],
-            "val/top1": of_val["top1"],
-            "val/top5": of_val["top5"],
+            "lr": step["lr"],
+            **{f"train/{key}": step[f"epoch_{key}"] for key in ("loss", "top1", "top5")},
+            **{f"val/{key}": validation[key] for key in ("loss", "top1", "top5")},
         }
-        for epoch, (of_train, of_val) in enumerate(zip(train, val, strict=True))
+        for epoch, (step, validation) in enumerate(zip(last_steps, validations, strict=True))
     ]
-
-
-def test_callbacks_cannot_change_the_run(data: Path, tmp_path: Path) -> None:
-    def draw(metrics: Mapping[str, float]) -> None:
-        torch.randn(3), random.random(), np.random.rand()
-        assert isinstance(metrics, dict)
-        metrics.clear()
-
-    experiment = parse_experiment(SETTINGS, "test")
-    seen: list[Any] = []
-    zoo.train(experiment, data, log_dir=tmp_path / "a", callbacks=[draw, seen.append], verbose=False)
-    zoo.train(experiment, data, log_dir=tmp_path / "b", verbose=False)
-    contents = [read(tmp_path / name / "checkpoint.pth.tar") for name in "ab"]
-    assert differences(*contents) == []
-    assert [metrics["epoch"] for metrics in seen] == [1, 2]
 
 
 def test_run_without_validation_has_training_metrics(tmp_path: Path) -> None:
@@ -82,30 +81,24 @@ def test_run_without_validation_has_training_metrics(tmp_path: Path) -> None:
 
 
 def test_error_of_callback_ends_run(data: Path, tmp_path: Path) -> None:
-    def fail(metrics: Mapping[str, float]) -> None:
-        raise RuntimeError("full")
-
     with pytest.raises(RuntimeError, match="full"):
-        zoo.train(parse_experiment(SETTINGS, "test"), data, log_dir=tmp_path, callbacks=[fail], verbose=False)
+        train(data, tmp_path, mock.Mock(side_effect=RuntimeError("full")))
 
 
-def _of_rank(data: Path, log_dir: Path) -> list[dict[str, float]]:
-    return _train(data, log_dir)
+def _epochs_of_rank(data: Path, log_dir: Path) -> list[float]:
+    found: list[Any] = []
+    train(data, log_dir, found.append)
+    return [metrics["epoch"] for metrics in found]
 
 
 @pytest.mark.dist
 def test_only_rank_0_calls(data: Path, tmp_path: Path) -> None:
-    first, second = run_distributed(_of_rank, 2, data, tmp_path, group=False)
-    assert [metrics["epoch"] for metrics in first] == [1, 2]
-    assert second == []
+    assert run_distributed(_epochs_of_rank, 2, data, tmp_path, group=False) == [[1, 2], []]
 
 
 def _with_callbacks_on_rank_0(data: Path, log_dir: Path) -> str:
-    import os
-
-    callbacks = [print] if os.environ["RANK"] == "0" else []
     try:
-        zoo.train(parse_experiment(SETTINGS, "test"), data, log_dir=log_dir, callbacks=callbacks, verbose=False)
+        train(data, log_dir, *([print] if os.environ["RANK"] == "0" else []))
     except zoo.ConfigError as error:
         return str(error)
     return ""

@@ -11,33 +11,47 @@ import pytest
 from PIL import Image
 
 import zoo
-from tests.cli.conftest import Run
+from tests.cli.conftest import Cli, Run
 from tests.dist.spawn import run_distributed
 from tests.refusals import refused
-from zoo.cli import main
 from zoo.engine.process import open_process
 from zoo.run.confusion_files import write_matrix
+from zoo.run.results_table import class_table
 from zoo.tasks.classification import ClassificationResult
 from zoo.tasks.confusion import MAX_CLASSES
+from zoo.tasks.segmentation import SegmentationResult
 
 
-def _expected(run: Run, folder: Path) -> list[list[int]]:
-    """Count the predictions of the command, image by image."""
-    file = folder / "predictions.csv"
-    assert main(["validate", str(run.checkpoint), str(run.data), "-j", "0", "--predictions", str(file)]) == 0
+def test_matrix_counts_predictions_and_is_written_in_all_forms(finished: Run, cli: Cli, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    predictions, *files = (tmp_path / name for name in ("p.csv", "x.json", "x.csv", "x.png"))
+    options = ["--predictions", predictions, "--confusion", *files]
+    cli("validate", finished.checkpoint, finished.data, "-j", 0, *options)
     counts = [[0, 0], [0, 0]]
-    for row in csv.DictReader(file.read_text().splitlines()):
-        counts[int(row["target"])][int(row["class1"])] += 1
-    return counts
+    for line in csv.DictReader(predictions.read_text().splitlines()):
+        counts[int(line["target"])][int(line["class1"])] += 1
+    content = json.loads(files[0].read_text())
+    assert content["matrix"] == counts
+    assert (content["unit"], content["protocol"]) == ("images", "center10-scale12")
+    for index, row in enumerate(content["classes"]):
+        hits, labeled, predicted = counts[index][index], sum(counts[index]), counts[0][index] + counts[1][index]
+        assert (row["name"], row["images"]) == (f"class{index}", labeled)
+        assert row["recall"] == pytest.approx(100 * hits / labeled)
+        assert row["precision"] == (pytest.approx(100 * hits / predicted) if predicted else None)
+        assert row["f1"] == pytest.approx(200 * hits / (labeled + predicted))
+    lines = list(csv.DictReader(files[1].read_text().splitlines()))
+    assert [[int(line[f"predicted class{index}"]) for index in range(2)] for line in lines] == counts
+    assert [float(line["recall"]) for line in lines] == pytest.approx(
+        [row["recall"] for row in content["classes"]], abs=1e-4
+    )
+    with Image.open(files[2]) as picture:
+        assert picture.format == "PNG"
 
-
-def test_score_counts_images_by_label_and_prediction(finished: Run, tmp_path: Path) -> None:
-    expected = _expected(finished, tmp_path)
     result = zoo.score(finished.checkpoint, finished.data, verbose=False)
     assert isinstance(result, ClassificationResult)
-    assert result.confusion == expected
-    assert sum(map(sum, expected)) == result.count == 7
-    assert result.top1 == pytest.approx(100 * (expected[0][0] + expected[1][1]) / 7)
+    assert result.confusion == counts
+    assert sum(map(sum, counts)) == result.count == 7
+    assert result.top1 == pytest.approx(100 * (counts[0][0] + counts[1][1]) / 7)
     assert "confusion" not in result.record()
     assert "confusion" not in result.to_json(None, {})
 
@@ -49,33 +63,9 @@ def _score(checkpoint: Path, data: Path) -> Any:
 
 
 @pytest.mark.dist
-def test_two_processes_count_all_images(finished: Run, tmp_path: Path) -> None:
-    expected = _expected(finished, tmp_path)
-    assert run_distributed(_score, 2, finished.checkpoint, finished.data, group=False) == [expected, expected]
-
-
-def test_command_writes_all_forms(finished: Run, tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib")
-    counts = _expected(finished, tmp_path)
-    files = [tmp_path / f"confusion{suffix}" for suffix in (".json", ".csv", ".png")]
-    command = ["validate", str(finished.checkpoint), str(finished.data), "-j", "0", "--confusion", *map(str, files)]
-    assert main(command) == 0
-    content = json.loads(files[0].read_text())
-    assert content["matrix"] == counts
-    assert (content["unit"], content["protocol"]) == ("images", "center10-scale12")
-    for index, row in enumerate(content["classes"]):
-        hits, labeled, predicted = counts[index][index], sum(counts[index]), counts[0][index] + counts[1][index]
-        assert (row["name"], row["images"]) == (f"class{index}", labeled)
-        assert row["recall"] == pytest.approx(100 * hits / labeled)
-        assert row["precision"] == (pytest.approx(100 * hits / predicted) if predicted else None)
-        assert row["f1"] == pytest.approx(200 * hits / (labeled + predicted))
-    rows = list(csv.DictReader(files[1].read_text().splitlines()))
-    assert [[int(row[f"predicted class{index}"]) for index in range(2)] for row in rows] == counts
-    assert [float(row["recall"]) for row in rows] == pytest.approx(
-        [row["recall"] for row in content["classes"]], abs=1e-4
-    )
-    with Image.open(files[2]) as picture:
-        assert picture.format == "PNG"
+def test_processes_count_together(finished: Run) -> None:
+    alone = _score(finished.checkpoint, finished.data)
+    assert run_distributed(_score, 2, finished.checkpoint, finished.data, group=False) == [alone] * 2
 
 
 @pytest.mark.parametrize("num_classes", [3, 30, 200])
@@ -87,25 +77,16 @@ def test_pictures_of_few_and_many_classes_are_written(num_classes: int, tmp_path
     assert (tmp_path / "x.pdf").read_bytes().startswith(b"%PDF")
 
 
-@pytest.mark.parametrize(
-    ("options", "error"),
-    [
-        (["--confusion", "x.xyz"], "x.xyz: '.xyz' is not the suffix"),
-        (["--confusion", "x.png", "x.png"], "two options name this file"),
-        (["--confusion", "x.png", "--set", "imagenet-a"], "--set imagenet-a"),
-    ],
-)
-def test_wrong_options_raise(
-    options: list[str], error: str, finished: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
-    monkeypatch.chdir(tmp_path)
-    assert main(["validate", str(finished.checkpoint), str(finished.data), "-j", "0", *options]) == 2
-    assert error in capsys.readouterr().err
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_result_without_matrix_raises(tmp_path: Path) -> None:
     result = ClassificationResult(100.0, 100.0, 0.1, 3, "center224")
     refused(zoo.ConfigError, lambda: write_matrix(tmp_path / "x.json", result, ["a"], "net"), "net: ")
     assert MAX_CLASSES == 2000
+
+
+def test_class_without_pixels_has_empty_cells() -> None:
+    scores = dict.fromkeys(("miou", "pixel_accuracy", "mean_class_accuracy", "frequency_weighted_iou", "loss"), 0.0)
+    confusion = [[6, 2, 0], [0, 2, 0], [0, 0, 0]]
+    result = SegmentationResult(**scores, iou=[75.0, 50.0, None], count=1, protocol="whole", confusion=confusion)
+    lines = class_table(result, ["a", "b", "c"]).splitlines()
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines]
+    assert rows[2:] == [["a", "75.00", "75.00", "80.00"], ["b", "50.00", "100.00", "20.00"], ["c", "", "", "0.00"]]

@@ -9,9 +9,8 @@ from typing import Any
 import pytest
 
 import zoo
-from tests.cli.conftest import Run
+from tests.cli.conftest import Cli, Run, events
 from tests.refusals import refused
-from zoo.cli import main
 from zoo.run.curves import plot_runs
 
 pytest.importorskip("matplotlib")
@@ -23,14 +22,10 @@ def _lines(figure: Any, axes: int) -> list[tuple[list[float], list[float]]]:
     return [(list(line.get_xdata()), list(line.get_ydata())) for line in lines if len(line.get_xdata())]
 
 
-def _events(run: Run, event: str) -> list[dict[str, Any]]:
-    records = map(json.loads, (run.log_dir / "metrics.jsonl").read_text().splitlines())
-    return [record for record in records if record["event"] == event]
-
-
 def test_curves_have_numbers_of_metrics(finished: Run) -> None:
     figure = plot_runs(finished.log_dir)
-    train, val = _events(finished, "train"), _events(finished, "validation")
+    records = events(finished.log_dir)
+    train, val = ([each for each in records if each["event"] == event] for event in ("train", "validation"))
     for axes, key in enumerate(["loss", "top1"]):
         of_train, of_val = _lines(figure, axes)
         assert of_train[0] == pytest.approx([1 / 3, 2 / 3, 1, 4 / 3, 5 / 3, 2])
@@ -53,14 +48,11 @@ def test_last_record_of_repeated_epoch_counts(tmp_path: Path) -> None:
     assert figure.axes[1].get_ylabel() == "mIoU, %"
 
 
-def test_command_writes_picture_of_several_runs(
-    finished: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_command_writes_picture_of_several_runs(finished: Run, cli: Cli, tmp_path: Path) -> None:
     other = _write(tmp_path / "other", {"event": "validation", "epoch": 0, "loss": 1.0, "top1": 5})
     for name, start in (("a.png", b"\x89PNG"), ("b.pdf", b"%PDF")):
-        assert main(["plot", str(finished.log_dir), str(other), "--output", str(tmp_path / name)]) == 0
+        assert cli("plot", finished.log_dir, other, "--output", tmp_path / name).out == f"{tmp_path / name}\n"
         assert (tmp_path / name).read_bytes().startswith(start)
-    assert capsys.readouterr().out.split() == [str(tmp_path / "a.png"), str(tmp_path / "b.pdf")]
     assert len(_lines(plot_runs([finished.log_dir, other]), 1)) == 3
 
 

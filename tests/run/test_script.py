@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -21,7 +22,7 @@ from torch.utils.checkpoint import checkpoint
 from tests.data.sample_images import make_folder
 from tests.held import held_bytes
 from tests.refusals import refused
-from zoo.cli.lean import split_arguments
+from zoo.cli.lean import Lean, split_arguments
 from zoo.errors import ConfigError
 from zoo.remat.lean import lean
 from zoo.run import script
@@ -89,12 +90,11 @@ def train_parts() -> list[Tensor]:
     return [each.grad for each in (*first.parameters(), *second.parameters()) if each.grad is not None]
 
 
-@pytest.mark.parametrize("budget", [None, 0.5])
-@pytest.mark.parametrize("compare", [False, True])
+@pytest.mark.parametrize(("budget", "compare"), [(None, True), (0.5, False)])
 @pytest.mark.parametrize("train", [train_one, train_student, train_two, train_parts])
 @pytest.mark.filterwarnings("ignore::zoo.remat.limit.BelowFloor")
 def test_bits_are_equal_to_plain_training(
-    train: Callable[[], list[Tensor]], compare: bool, budget: float | None
+    train: Callable[[], list[Tensor]], budget: float | None, compare: bool
 ) -> None:
     expected = train()
     with LeanCalls(budget, compare):
@@ -187,7 +187,8 @@ def test_lean_modules_of_script_keep_their_budget() -> None:
     assert calls.networks == []
 
 
-def test_compiled_network_is_named_with_reason() -> None:
+def test_compiled_network_is_named_with_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "compile", lambda call, **_: call)  # the mark of a compiled module is enough
     model = blocks()
     model.compile(backend="eager")
     with LeanCalls() as calls:
@@ -226,6 +227,17 @@ def test_comparison_times_plain_and_lean_steps() -> None:
 )  # fmt: skip
 def test_arguments_after_script_belong_to_script(words: str, own: str, others: str) -> None:
     assert split_arguments(words.split()) == (own.split(), tuple(others.split()))
+
+
+@pytest.mark.parametrize(("budget", "expected"), [(None, None), ("0.4", 0.4), ("40%", "40%"), ("1.5GB", "1.5GB")])
+def test_command_passes_budget_as_fraction_or_text(
+    budget: str | None, expected: float | str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ran = mock.Mock(return_value=7)
+    monkeypatch.setattr(script, "run_script", ran)
+    assert Lean(script="train.py", budget=budget, compare=True, arguments=("--lr", "1")).run() == 7
+    target, is_module, arguments, calls = ran.call_args.args
+    assert (target, is_module, arguments, calls.options) == ("train.py", False, ("--lr", "1"), (expected, True))
 
 
 @pytest.mark.parametrize("budget", ["8 bananas", "1.5"])

@@ -100,6 +100,7 @@ def test_loss_is_identical_to_whole_batches() -> None:
     assert memory.peak < 4 * large[0].nbytes, "logits, their softmax and the gradients of both, of one image"
 
 
+@pytest.mark.usefixtures("small_networks")
 def test_step_has_gradients_of_the_whole_network() -> None:
     torch.manual_seed(0)
     model = zoo.get("deeplab_resnet18", num_classes=CLASSES).double()
