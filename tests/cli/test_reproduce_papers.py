@@ -80,7 +80,7 @@ def test_report_and_plots_are_written_and_verdicts_printed(
         ("revnet", 1),
         ("revnet --only figure1", 0),
         ("all --only Table9", 3),
-        ("revnext --runs run", 2),
+        ("revnet --runs run", 2),
     ],
 )
 def test_table_and_files_are_of_requested_items(

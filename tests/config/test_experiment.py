@@ -7,6 +7,7 @@ import pytest
 from tests.refusals import refused
 from zoo.config.experiment import check_world_size
 from zoo.config.parse import parse_experiment
+from zoo.config.segmentation_section import Segmentation
 from zoo.errors import ConfigError
 
 
@@ -119,3 +120,19 @@ def test_all_wrong_values_and_then_all_conflicts_are_reported() -> None:
         "optimizer.batch_size",
         "optimizer.nesterov",
     ]
+
+
+@pytest.mark.parametrize("section", [{}, {"segmentation": {}}, {"segmentation": None}])
+def test_segmentation_network_has_section_with_its_defaults(section: dict[str, Any]) -> None:
+    network = {"arch": "deeplab_resnet18", "activation": "leaky_relu", "classes": 11}
+    config = parse_experiment({"network": network, **section}, "x.json")
+    assert config.task == "segmentation"
+    assert config.segmentation == Segmentation(scale_range=[0.7, 2.0], hard_pixels=0.25)
+    assert (config.segmentation.layout, config.segmentation.ignore_label) == ("folders", 255)
+    assert (config.segmentation.class_uniform, config.segmentation.longest_side_val) == (False, None)
+
+
+def test_custom_network_segments_if_section_is_present() -> None:
+    own = {"network": {"arch": "my_net", "classes": 3}}
+    assert parse_experiment(own, "x.json").task == "classification"
+    assert parse_experiment({**own, "segmentation": {}}, "x.json").task == "segmentation"

@@ -12,9 +12,10 @@ import pytest
 from tests.refusals import refused
 from zoo.config.architectures import ARCHITECTURES
 from zoo.config.parse import experiments_dir, load_experiment
+from zoo.reproduce.measurements import measurements_of
+from zoo.reproduce.papers import PAPERS
 from zoo.reproduce.published_numbers import PUBLISHED_DIR, PublishedNumber, published_number, published_numbers
 
-PAPERS = sorted(file.stem for file in PUBLISHED_DIR.glob("*.json"))
 EXPERIMENTS = {file.stem: load_experiment(file) for file in sorted(experiments_dir().glob("*.json"))}
 EXPECTED = [
     (name, protocol, metric, value)
@@ -125,6 +126,10 @@ def test_experiments_expect_published_numbers(name: str, protocol: str, metric: 
         assert len(published_as(name, protocol, metric, value)) == 1
 
 
+def test_every_file_of_numbers_belongs_to_paper() -> None:
+    assert {file.stem for file in PUBLISHED_DIR.glob("*.json")} == PAPERS.keys()
+
+
 def test_every_published_score_is_expected_by_its_experiment() -> None:
     """Of the tables and the README on InPlace-ABN, whose keys name experiment, protocol and metric."""
     scores = {f"{name}/{protocol}/{metric}" for name, protocol, metric, _ in EXPECTED}
@@ -135,3 +140,17 @@ def test_every_published_score_is_expected_by_its_experiment() -> None:
         if number.network and key.endswith(("/top1", "/top5", "/miou")) and rest not in scores:
             missing.append(key)
     assert missing == []
+
+
+MEASURED_WITH_OTHERS = {
+    "inplace_abn": {"Section 1", "Section 5"},
+    "revnet": {"Section 7.1"},
+    "revnext": {"Section 3.4", "Section 4.3"},
+}
+
+
+@pytest.mark.parametrize("paper", PAPERS)
+def test_measurement_is_named_after_item_of_its_numbers(paper: str) -> None:
+    items = list(dict.fromkeys(number.item for number in published_numbers(paper).values()))
+    found = dict.fromkeys(each.item for each in measurements_of(paper))
+    assert list(found) == [item for item in items if item not in MEASURED_WITH_OTHERS[paper]]

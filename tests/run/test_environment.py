@@ -55,20 +55,17 @@ def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callab
     environment.checkout_commit.cache_clear()
 
 
-def test_commit_is_commit_of_checkout(checkout: Callable[..., str]) -> None:
-    assert environment.checkout_commit() == checkout("rev-parse", "HEAD")
-
-
-def test_changed_files_make_commit_dirty(checkout: Callable[..., str]) -> None:
-    (environment.ROOT / "zoo/run/environment.py").write_text("changed")
-    assert environment.checkout_commit() == f"{checkout('rev-parse', 'HEAD')}-dirty"
-
-
-def test_commit_is_none_without_git(
+def test_commit_of_checkout_is_dirty_after_changes_and_none_without_git(
     checkout: Callable[..., str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("PATH", str(tmp_path))
-    assert environment.checkout_commit() is None
-    environment.checkout_commit.cache_clear()
-    monkeypatch.setattr(environment, "ROOT", tmp_path / "elsewhere")
-    assert environment.checkout_commit() is None
+    commit = checkout("rev-parse", "HEAD")
+    assert environment.checkout_commit() == commit
+    for change, expected in (
+        (lambda: (tmp_path / "docs/results/model_cpu.json").write_text("changed"), commit),
+        (lambda: (tmp_path / "zoo/run/environment.py").write_text("changed"), f"{commit}-dirty"),
+        (lambda: monkeypatch.setenv("PATH", str(tmp_path)), None),
+        (lambda: monkeypatch.setattr(environment, "ROOT", tmp_path / "elsewhere"), None),
+    ):
+        change()
+        environment.checkout_commit.cache_clear()
+        assert environment.checkout_commit() == expected

@@ -17,6 +17,7 @@ import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 import zoo
+from tests.cli.conftest import events
 from zoo.config.experiment import Experiment
 from zoo.config.parse import parse_experiment
 from zoo.engine.reporting import TrainMetrics
@@ -56,10 +57,6 @@ def _metrics(step: int, **changes: Any) -> TrainMetrics:
     return TrainMetrics(**{**values, **changes})
 
 
-def _records(folder: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (folder / METRICS_FILE).read_text().splitlines()]
-
-
 def _events(folder: Path) -> EventAccumulator:
     events = EventAccumulator(str(folder))
     events.Reload()
@@ -70,23 +67,43 @@ def _scalars(folder: Path, tag: str) -> list[tuple[int, float]]:
     return [(event.step, event.value) for event in _events(folder).Scalars(tag)]
 
 
-def test_scalars_are_logged_at_optimizer_step(tmp_path: Path, config: Experiment) -> None:
+def test_text_json_and_tensorboard_have_numbers_at_their_step(tmp_path: Path, config: Experiment) -> None:
     with RunLog(tmp_path, 0, config) as log:
-        log.begin(0, CPU, world_size=1, images={})
+        log.begin(0, CPU, world_size=2, images={"train": {"images": 5}})
         log.train_metrics(_metrics(10))
         log.train_metrics(_metrics(20, loss=1.5))
-        log.validation(0, 63, RESULT, is_best=True)
+        log.validation(1, 63, RESULT, is_best=True)
     assert _scalars(tmp_path, "train/loss") == [(10, 2.0), (20, 1.5)]
     assert _scalars(tmp_path, "train/lr") == [(10, pytest.approx(0.1)), (20, pytest.approx(0.1))]
     for tag, value in (("val/top1", 61.0), ("val/top5", 91.0), ("val/loss", 1.25)):
         assert _scalars(tmp_path, tag) == [(63, value)]
+    text = _events(tmp_path).Tensors("config/text_summary")[0].tensor_proto.string_val[0].decode()
+    assert json.loads(text) == json.loads(config.model_dump_json())
+    assert [path for path in tmp_path.iterdir() if path.is_dir()] == []
+
+    start, train, _, validation, end = events(tmp_path)
+    assert (end["event"], end["seconds"] >= 0) == ("end", True)
+    assert (start["world_size"], start["config_digest"]) == (2, config.digest())
+    assert start["images"] == {"train": {"images": 5}}
+    assert start["environment"]["torch"] == torch.__version__
+    assert (train["step"], train["loss"], train["images_per_s"]) == (10, 2.0, 812.0)
+    assert (validation["epoch"], validation["top1"], validation["is_best"]) == (1, 61.0, True)
+
+    of_train, _, of_validation = (tmp_path / "training_0.log").read_text().splitlines()
+    assert of_train.partition(" - ")[2] == (
+        "epoch 2 [10/63] time 0.080 s, data 0.010 s, loss 2.0000 (2.5000), top-1 30.00 (25.00), "
+        "top-5 70.00 (65.00), lr 0.1, 812 images/s, 1.20 GB, ETA 0:01:01"
+    )
+    assert of_validation.partition(" - ")[2] == (
+        "epoch 2 validation: top-1 61.00 ± 1.54, top-5 91.00 ± 0.91, loss 1.2500 over 998 images, the best so far"
+    )
 
 
-def test_gradient_angles_are_recorded_and_non_finite_is_null(tmp_path: Path, config: Experiment) -> None:
+def test_non_finite_numbers_are_null(tmp_path: Path, config: Experiment) -> None:
     with RunLog(tmp_path, 0, config) as log:
         log.record("gradient_angle", step=50, degrees=0.25)
         log.record("gradient_angle", step=100, degrees=math.nan)
-    found = [(each["event"], each["step"], each["degrees"]) for each in _records(tmp_path)]
+    found = [(each["event"], each["step"], each["degrees"]) for each in events(tmp_path)]
     assert found == [("gradient_angle", 50, 0.25), ("gradient_angle", 100, None)]
 
 
@@ -97,47 +114,10 @@ def test_resume_hides_records_beyond_its_step(tmp_path: Path, config: Experiment
             for step in steps:
                 log.train_metrics(_metrics(step, loss=float(first_step + step)))
     assert _scalars(tmp_path, "train/loss") == [(10, 10.0), (20, 20.0), (30, 50.0), (40, 60.0)]
-    assert [record["event"] for record in _records(tmp_path)] == [
+    assert [record["event"] for record in events(tmp_path)] == [
         *("start", "train", "train", "train", "end", "resume", "train", "train", "end"),
     ]
-    assert _records(tmp_path)[5]["step"] == 20
-
-
-def test_json_lines_hold_numbers_and_origin(tmp_path: Path, config: Experiment) -> None:
-    with RunLog(tmp_path, 0, config) as log:
-        log.begin(0, CPU, world_size=2, images={"train": {"images": 5}})
-        log.train_metrics(_metrics(10))
-        log.validation(0, 63, RESULT, is_best=True)
-    start, train, validation, end = _records(tmp_path)
-    assert (end["event"], end["seconds"] >= 0) == ("end", True)
-    assert (start["world_size"], start["config_digest"]) == (2, config.digest())
-    assert start["images"] == {"train": {"images": 5}}
-    assert start["environment"]["torch"] == torch.__version__
-    assert (train["step"], train["loss"], train["images_per_s"]) == (10, 2.0, 812.0)
-    assert (validation["top1"], validation["is_best"]) == (61.0, True)
-
-
-def test_text_log_has_time_values_and_averages(tmp_path: Path, config: Experiment) -> None:
-    with RunLog(tmp_path, 0, config) as log:
-        log.train_metrics(_metrics(10))
-        log.validation(1, 63, RESULT, is_best=True)
-    train, validation = (tmp_path / "training_0.log").read_text().splitlines()
-    assert train.partition(" - ")[2] == (
-        "epoch 2 [10/63] time 0.080 s, data 0.010 s, loss 2.0000 (2.5000), top-1 30.00 (25.00), "
-        "top-5 70.00 (65.00), lr 0.1, 812 images/s, 1.20 GB, ETA 0:01:01"
-    )
-    assert validation.partition(" - ")[2] == (
-        "epoch 2 validation: top-1 61.00 ± 1.54, top-5 91.00 ± 0.91, loss 1.2500 over 998 images, the best so far"
-    )
-
-
-def test_settings_are_in_tensorboard_as_text(tmp_path: Path, config: Experiment) -> None:
-    with RunLog(tmp_path, 0, config) as log:
-        log.begin(0, CPU, world_size=1, images={})
-    events = _events(tmp_path)
-    text = events.Tensors("config/text_summary")[0].tensor_proto.string_val[0].decode()
-    assert json.loads(text) == json.loads(config.model_dump_json())
-    assert [path for path in tmp_path.iterdir() if path.is_dir()] == []
+    assert events(tmp_path)[5]["step"] == 20
 
 
 @pytest.mark.parametrize(
@@ -163,4 +143,4 @@ def test_torn_last_line_is_cut_off(tmp_path: Path) -> None:
     lines = JsonLines(path)
     lines.write("resume")
     lines.close()
-    assert [record["event"] for record in _records(tmp_path)] == ["start", "resume"]
+    assert [record["event"] for record in events(tmp_path)] == ["start", "resume"]

@@ -16,6 +16,7 @@ from zoo.engine.meters import Meter, Reading
 from zoo.engine.task import Task
 from zoo.tasks import task_of
 from zoo.tasks.classification import standard_error
+from zoo.tasks.prediction import best_classes
 
 SMOOTHING = 0.1
 TASK = task_of(parse_experiment({"optimizer": {"label_smoothing": SMOOTHING}}, "test"))
@@ -110,3 +111,11 @@ def test_standard_error_of_accuracy_is_binomial() -> None:
     assert standard_error(0.0, 7) is None
     hits = [1] * 3 + [0] * 7
     assert standard_error(30.0, 10) == pytest.approx(100 * pstdev(hits) / math.sqrt(10))
+
+
+def test_probabilities_are_sorted_softmax() -> None:
+    logits = torch.tensor([[0.0, 3.0, 1.0, 2.0]])
+    ((classes, probabilities),) = best_classes(logits, top=2)
+    assert classes == (1, 3)
+    assert probabilities == pytest.approx(logits.double().softmax(1)[0, [1, 3]].tolist())
+    assert best_classes(torch.zeros(1, 1000))[0][0] == (0, 1, 2, 3, 4)
