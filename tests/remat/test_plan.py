@@ -153,7 +153,7 @@ class Simulation:
             ended = []
             for source in self._sources(block):
                 uses[source] -= 1
-                if uses[source] == 0 and source in fresh and source not in self.plan.kept[time]:
+                if uses[source] == 0 and source in fresh and source not in self.plan.stored[time]:
                     ended.append(source)
             index = self.graph.blocks[block].operation
             assert index is not None
@@ -167,7 +167,7 @@ class Simulation:
             fresh.add(block)
         operations = {self.graph.blocks[each].operation for each in order}
         self.cost += sum(self.graph.operations[each].cost for each in operations if each is not None)
-        self.stored |= self.plan.kept[time]
+        self.stored |= self.plan.stored[time]
         self.before.append(before)
         self.during.append(most)
         freed = self.plan.freed[time] & self.stored
@@ -270,8 +270,8 @@ def test_branches_are_recomputed_when_trunk_needs_them() -> None:
     graph = trunk_graph(16)
     (plan,) = (_Backward(Planner(graph), frozenset({0})).fastest.plan() for _ in range(1))
     check_prediction(graph, plan)
-    first = next(time for time, kept in enumerate(plan.kept) if kept)
-    stored = sum(graph.blocks[each].size for each in plan.kept[first])
+    first = next(time for time, stored_after in enumerate(plan.stored) if stored_after)
+    stored = sum(graph.blocks[each].size for each in plan.stored[first])
     assert plan.during[first] - stored <= 4 * 8
 
 

@@ -27,7 +27,7 @@ from zoo.remat.exact_norms import apply_line
 from zoo.remat.recipes import RecipeError
 from zoo.remat.rules import RULES
 from zoo.remat.step_log import StorageLog
-from zoo.remat.tracking import KeptMemory, Tracker
+from zoo.remat.tracking import SavedMemory, Tracker
 from zoo.torch_internals.data import memory_id, storage_id
 
 X, Y = torch.randn(2, 4, 6, 6), torch.randn(2, 4, 6, 6)
@@ -132,14 +132,14 @@ def test_backward_frees_all_held_tensors(monkeypatch: pytest.MonkeyPatch) -> Non
     model = network()
     own = {parameter.untyped_storage()._cdata for parameter in model.parameters()}
     anchors: list[weakref.ref[Any]] = []
-    original = KeptMemory.keep
+    original = SavedMemory.add_saved
 
-    def keep(self: KeptMemory, tensor: Tensor) -> None:
+    def add_saved(self: SavedMemory, tensor: Tensor) -> None:
         if tensor.grad_fn is not None and tensor.untyped_storage()._cdata not in own:
             anchors.append(weakref.ref(tensor.untyped_storage()))
         original(self, tensor)
 
-    monkeypatch.setattr(KeptMemory, "keep", keep)
+    monkeypatch.setattr(SavedMemory, "add_saved", add_saved)
     with Rematerializer(smallest_bytes=0):
         out = model(images())
     out.sum().backward()
@@ -242,7 +242,7 @@ def test_recipes_start_from_parameters_and_buffers_at_no_cost(kind: Any) -> None
         y = x * factor
         loss = (x * x + y * y).sum()
         value = recording._pass.tracker.find(y)
-    assert value.kept is None  # its recipe is saved, as `factor` takes no memory of its own
+    assert value.saved_tensor is None  # its recipe is saved, as `factor` takes no memory of its own
     loss.backward()
 
 
@@ -262,7 +262,7 @@ def test_network_is_not_traversed_by_passes_that_follow_plan() -> None:
 
 
 def test_memory_at_a_freed_address_has_no_writes() -> None:
-    tracker = Tracker(KeptMemory(list), smallest_bytes=0)
+    tracker = Tracker(SavedMemory(list), smallest_bytes=0)
     written = torch.zeros(64)
     tracker.note_writes([written])
     assert tracker.has_writes(written.view(8, 8))
@@ -289,7 +289,7 @@ def test_only_live_memory_counts_as_saved() -> None:
             warnings.simplefilter("ignore")  # isinstance reads deprecated attributes of torch
             tensors = [found for found in gc.get_objects() if issubclass(type(found), Tensor)]
         alive = {storage_id(tensor.untyped_storage()) for tensor in tensors if tensor.layout == torch.strided}
-        assert rematerializer._pass.kept - alive == set()
+        assert rematerializer._pass.saved - alive == set()
     loss.backward()
 
 

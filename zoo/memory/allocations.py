@@ -17,7 +17,7 @@ from torch import Tensor
 
 from zoo.memory.release import ReleasedGradient, is_released
 from zoo.ops.meta_attention import meta_attention
-from zoo.remat.step_log import AllocatorLog, Change, StorageLog, totals_of, watched
+from zoo.remat.step_log import AllocatorLog, Change, StorageLog, log_gradients, totals_of
 
 END_OF_FORWARD = "end of forward"
 
@@ -103,7 +103,7 @@ def _memory_of_step(
     with log:
         loss = forward()
         log.mark(END_OF_FORWARD)
-        with watched(each for each in parameters if not is_released(each)):
+        with log_gradients(each for each in parameters if not is_released(each)):
             loss.backward()
         gradients = [each.grad for each in parameters if each.grad is not None]
         storages = [each.untyped_storage() for each in gradients if not isinstance(each, ReleasedGradient)]

@@ -5,19 +5,19 @@ would save such an output for backward, its recipe (operation and inputs) is sav
 anyway or are not larger. Backward recomputes it with the same kernels, so that gradients are bit-identical.
 
 - ``lean``: `zoo.lean`, which runs the calls of a module in a rematerializer.
-- ``rematerializer``: the dispatch mode, with the hooks through which autograd saves recipes. ``tracking`` knows the
-  contents of the tensors of a forward pass, ``recording`` how outputs were computed, and ``deciding`` whether autograd
-  saves a tensor or its recipe. ``frozen`` saves less for layers whose weights are frozen.
+- ``rematerializer``: the dispatch mode, and the hooks by which autograd saves recipes. ``tracking`` tracks the contents
+  of tensors in a forward pass, ``recording`` records recipes, and ``deciding`` chooses between a tensor and its recipe.
+  ``frozen`` saves less for layers with frozen weights.
 - ``recipes``: tracked tensors, recipes, and their evaluation in backward.
-- ``rules``: which operations may be recomputed. ``exact_norms`` recomputes norms exactly, ``bits`` stores masks, and
-  ``cost`` tells which operations take long.
-- ``limit``: plans the passes. ``record`` records the first forward pass of a kind as a graph, ``plan`` finds what to
-  save, recompute and free, and ``follow`` does that in later passes. ``budget`` is a limit on memory, up to which
-  convolutions and matrix products are recomputed, too. ``step_log`` measures a step.
-- ``inductor/``: the same choice for `torch.compile`. ``cut`` chooses what a forward graph saves, ``partition`` rewrites
-  backward, and ``nodes`` describes the graph.
+- ``rules``: the operations that may be recomputed. ``exact_norms`` recomputes norms exactly, ``bits`` packs masks, and
+  ``cost`` counts FLOP.
+- ``limit``: plans the passes. ``record`` records the first forward pass of a kind as a graph, ``plan`` decides what to
+  save, recompute and free, and ``follow`` applies the plan in later passes. ``budget`` is a limit on memory, within
+  which convolutions and matrix products are recomputed too. ``step_log`` measures a step.
+- ``inductor/``: the same decision for `torch.compile`. ``cut`` chooses what a forward graph saves, ``partition``
+  rewrites backward, and ``nodes`` describes the graph.
 
-Apart from zoo's errors, tables and internals of torch, and the kernels of ``zoo.ops``, it needs torch alone.
+It needs only torch, and from zoo: errors, tables, internals of torch, and the kernels of ``zoo.ops``.
 """
 
 from zoo.remat.inductor.partition import inductor_options

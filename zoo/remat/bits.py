@@ -13,25 +13,25 @@ from zoo.remat.step_log import note_created
 
 
 def signs_of(rectified: Tensor) -> Tensor:
-    """Return which elements of the output of a ReLU are not 0, as bits."""
-    return bits_of(~(rectified <= 0))  # NaN counts as positive in backward
+    """Return the mask of positive elements of the output of a ReLU, packed into bits."""
+    return bits_of(~(rectified <= 0))  # backward treats NaN as positive
 
 
 def rectified_of(
     bits: Tensor, shape: Sequence[int], stride: Sequence[int], dtype: torch.dtype, device: torch.device
 ) -> Tensor:
-    """Return a tensor unpacked from `signs_of`: 0 where the output of the ReLU was 0, otherwise 1."""
+    """Return the mask of `signs_of` as a tensor of 0 and 1."""
     return torch.empty_strided(shape, stride, dtype=dtype, device=device).copy_(mask_of(bits, shape, dtype))
 
 
 def bits_of(mask: Tensor) -> Tensor:
     """Return a mask packed into bits: uint8, an eighth as long.
 
-    On the CPU, numpy packs neighbors into a byte in one pass. Elsewhere bit k holds the k-th eighth of the mask.
+    On the CPU, NumPy packs neighbors into a byte in one pass. Elsewhere, bit k holds the k-th eighth of the mask.
     """
     if mask.device.type == "cpu":
-        array = mask.to(torch.bool, copy=True).numpy()  # a copy: the array owns its memory from now on
-        return note_created(torch.from_numpy(np.packbits(array.reshape(-1))).clone())  # in memory of torch
+        array = mask.to(torch.bool, copy=True).numpy()  # a copy, since the array takes over the memory
+        return note_created(torch.from_numpy(np.packbits(array.reshape(-1))).clone())  # in memory owned by torch
     eighths = torch.zeros(8, -(-mask.numel() // 8), dtype=torch.uint8, device=mask.device)
     eighths.view(-1)[: mask.numel()] = mask.reshape(-1)
     bits = eighths[0].clone()

@@ -15,11 +15,11 @@ UNITS = {
     **{f"{unit}IB": 2 ** (10 * power) for power, unit in enumerate("KMGT", 1)},
 }  # fmt: skip
 NUMBER = r"\d+(?:\.\d*)?(?:[eE][+-]?\d+)?"
-LEAST_BYTES = 10**4  # a smaller int is no limit in bytes: it may mean GB
+MIN_LIMIT_BYTES = 10**4  # a smaller int probably means GB
 
 
 class Budget:
-    """A limit on memory, up to which nothing more than necessary is recomputed.
+    """A limit on memory, within which as little as possible is recomputed.
 
     Args:
     - `share`: limit on the bytes saved and recomputed at any time of backward, as a fraction of the bytes that plain
@@ -29,7 +29,7 @@ class Budget:
 
     def __init__(self, share: float | None = None, peak_bytes: int | None = None) -> None:
         self.share, self.peak_bytes = share, peak_bytes
-        self.limiter: Any = None  # the `Limiter` of the passes, once there is one
+        self.limiter: Any = None  # the `Limiter` of the passes; None before the first
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the limits; a copy of a network makes its own plans."""
@@ -49,14 +49,14 @@ class Budget:
             share = re.fullmatch(rf"\s*({NUMBER})\s*%\s*", value)
             if share:
                 value = float(share[1]) / 100
-            elif value.strip()[-1:].isalpha():  # a number alone might mean either
+            elif value.strip()[-1:].isalpha():  # a number alone is ambiguous
                 with suppress(ConfigError):
                     value = parse_bytes(value)
-        if type(value) is int and value >= LEAST_BYTES:
+        if type(value) is int and value >= MIN_LIMIT_BYTES:
             return cls(peak_bytes=value)
         if isinstance(value, float) and 0 < value <= 1:
             return cls(share=value if value < 1 else None)
-        is_small = type(value) is int and 0 < value < LEAST_BYTES
+        is_small = type(value) is int and 0 < value < MIN_LIMIT_BYTES
         hint = f'; if you mean {value} GB, write "{value}GB"' if is_small else ""
         raise ConfigError(
             f"budget {value!r} is invalid{hint}: pass a limit on the peak memory of a training step (bytes as an int, "
@@ -66,7 +66,7 @@ class Budget:
 
 
 def parse_bytes(text: str) -> int:
-    """Return the bytes of a text such as "16GiB" or "500 MB"; raises ConfigError for any other text."""
+    """Return the number of bytes in a text such as "16GiB" or "500 MB". Raises ConfigError for any other text."""
     match = re.fullmatch(rf"({NUMBER})\s*([A-Za-z]*)", text.strip())
     if match is None or match[2].upper() not in UNITS:
         raise ConfigError(f"{text!r} is not an amount of memory", remedy="write it as 16GiB or 500MB")
@@ -74,10 +74,10 @@ def parse_bytes(text: str) -> int:
 
 
 def parse_limit(value: Any, place: str) -> int:
-    """Return the bytes of an amount of memory, written as for `Budget.parse`. Raises ConfigError for other values."""
+    """Return the number of bytes of a limit, written as for `Budget.parse`. Raises ConfigError for other values."""
     with suppress(ConfigError):
         limit = Budget.parse(value).peak_bytes
         if limit is not None:
             return limit
-    remedy = f'write it as "24GB" or "22 GiB", or as an int of at least {LEAST_BYTES} bytes'
+    remedy = f'write it as "24GB" or "22 GiB", or as an int of at least {MIN_LIMIT_BYTES} bytes'
     raise ConfigError(f"{value!r} is not an amount of memory", place, remedy)

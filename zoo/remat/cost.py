@@ -1,4 +1,4 @@
-"""The cost of operations: which of them take long, and their FLOP."""
+"""The FLOP of expensive operations."""
 
 from __future__ import annotations
 
@@ -9,23 +9,21 @@ import torch
 from torch import Tensor
 
 from zoo.remat.operations import Operation, aten, first_tensor, overloads
-from zoo.torch_internals.dispatch import (
-    schema_of,
-)
+from zoo.torch_internals.dispatch import schema_of
 
 CONVOLUTION = aten.convolution.default
-#: Matrix products -> the position of the operand whose last dimension is contracted.
+#: Matrix product -> position of the operand whose last dimension is contracted.
 CONTRACTIONS = {aten.addmm.default: 1, aten.mm.default: 0, aten.bmm.default: 0, aten.linear.default: 0}
-#: Kernels of scaled dot product attention of (query, key, value, ...) -> the position of their dropout probability.
+#: Kernel of scaled dot product attention (query, key, value, ...) -> position of its dropout probability.
 ATTENTIONS = {
     operation: [argument.name for argument in schema_of(operation).arguments].index("dropout_p")
     for name in ("flash_attention_for_cpu", "flash_attention", "efficient_attention", "cudnn_attention",
                  "fused_attention_overrideable")
     for operation in overloads(f"_scaled_dot_product_{name}")
 }  # fmt: skip
-LINEAR = {aten.addmm.default, aten.mm.default}  #: products of low rank are recomputed without a budget
-LOW_RANK, LOW_RANK_RATIO = 16, 8  # at most this many inner features, and this many times as many outer ones
-#: Convolutions, matrix products and attention, which `flops_of` counts.
+LINEAR = {aten.addmm.default, aten.mm.default}  #: matrix products that are recomputed without a budget if of low rank
+LOW_RANK, LOW_RANK_RATIO = 16, 8  # maximum rank, and minimum ratio of output features to it
+#: The operations that `flops_of` counts: convolutions, matrix products and attention.
 PRODUCTS = {CONVOLUTION, *CONTRACTIONS, *ATTENTIONS}
 
 
@@ -50,10 +48,10 @@ def flops_of(operation: Operation, args: tuple[Any, ...], out: Any) -> float | N
 
 
 def is_low_rank(operation: Operation, args: Sequence[Any]) -> bool:
-    """Return whether an operation that `flops_of` counts is a product of low rank, such as the second one of LoRA.
+    """Return whether one of `PRODUCTS` is a matrix product of low rank, such as the second one of LoRA.
 
     Such a product takes about as long as an elementwise operation. Convolutions, batched products and small square
-    products with as few FLOP per byte take longer.
+    products take longer, even with as few FLOP per byte.
     """
     if operation not in LINEAR:
         return False

@@ -1,4 +1,4 @@
-"""Kernels of norms and pooling with the bits of torch that take less time, and how backward repeats a norm exactly."""
+"""Faster kernels of norms and pooling with the bits of torch, and exact recomputation of norms."""
 
 from __future__ import annotations
 
@@ -12,23 +12,21 @@ from torch import Tensor
 from zoo.ops.backend import name_for
 from zoo.ops.meta_attention import kernel_device_of
 from zoo.remat.operations import Operation, aten, first_output
-from zoo.torch_internals.dispatch import (
-    DisableTorchDispatch,
-)
+from zoo.torch_internals.dispatch import DisableTorchDispatch
 
-LINE_DTYPES = (torch.float32, torch.float64)  # of `apply_line`
-HALF_OR_FLOAT = (torch.float32, torch.bfloat16, torch.float16)  # of `normalize`
-CENTERED = "centered"  # any order: no values are computed on the meta device
-MIN_COMPARED = 2**18  # elements of the outputs that are compared, since the orders rarely differ in half precision
-VECTOR = 8  # channels
+LINE_DTYPES = (torch.float32, torch.float64)  # dtypes that `apply_line` supports
+HALF_OR_FLOAT = (torch.float32, torch.bfloat16, torch.float16)  # dtypes that `normalize` supports
+CENTERED = "centered"  # order for the meta device, where any order does
+MIN_COMPARED = 2**18  # compared elements: many, since the orders rarely differ in half precision
+VECTOR = 8  # number of channels that kernels vectorize over
 
 
 def max_pool_with_indices(x: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
     """Return the outputs of `max_pool2d_with_indices`.
 
-    On the CPU, torch's channels-last kernel is three times as fast as the contiguous kernel if there are enough
-    channels to vectorize over. Maxima are not rounded, so both kernels return the same bits. Half precision keeps its
-    kernel, because NaN beside infinity gives other bits there.
+    On the CPU, torch's channels-last kernel is three times as fast as its contiguous kernel, given enough channels to
+    vectorize over. Maxima are not rounded, so both kernels return the same bits. Half precision uses the contiguous
+    kernel, because the other one has different bits for NaN beside infinity.
     """
     is_slow = (
         type(x) is Tensor and x.device.type == "cpu" and x.dtype in LINE_DTYPES and x.ndim == 4 and x.is_contiguous()
@@ -45,9 +43,9 @@ def batch_norm(x: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor, Te
     """Return the outputs of `native_batch_norm`, and update the running statistics.
 
     In training on the CPU, torch accumulates each channel in double precision, one element after another. The compiled
-    kernel vectorizes over channels, keeps this order, and takes a third of the time.
+    kernel vectorizes over channels in the same order, and takes a third of the time.
     """
-    if kwargs or not _can_sum_side_by_side(x, *args):
+    if kwargs or not _can_vectorize(x, *args):
         out: tuple[Tensor, Tensor, Tensor] = aten.native_batch_norm(x, *args, **kwargs)
         return out
     *tensors, _, momentum, eps = args
@@ -55,19 +53,19 @@ def batch_norm(x: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor, Te
     return fast
 
 
-def _can_sum_side_by_side(x: Tensor, *args: Any) -> bool:
+def _can_vectorize(x: Tensor, *args: Any) -> bool:
     *vectors, is_training, _, _ = args
     return (
         is_training
         and type(x) is Tensor
         and x.dtype is torch.float32
         and x.is_contiguous()
-        and (1 not in x.shape or x.stride() == _contiguous_strides(x))  # torch's output has these
+        and (1 not in x.shape or x.stride() == _contiguous_strides(x))  # the strides of torch's output
         and x.ndim > 2
         and x.shape[1] % VECTOR == 0
         and x.numel() > x.shape[0] * x.shape[1]  # torch sums single positions in another order
         and name_for(x.device) == "native"
-        and all(each is None or (each.dtype is torch.float32 and each.is_contiguous()) for each in vectors)
+        and all(vector is None or (vector.dtype is torch.float32 and vector.is_contiguous()) for vector in vectors)
         and batch_norm_is_exact()
     )
 
@@ -76,7 +74,7 @@ def _contiguous_strides(x: Tensor) -> tuple[int, ...]:
     return tuple(prod(x.shape[dim + 1 :]) for dim in range(x.ndim))
 
 
-#: Operations -> functions with the same bits that take less time, in forward too.
+#: Operation -> faster function with the same bits, also used in forward.
 FASTER = {
     aten.max_pool2d_with_indices.default: max_pool_with_indices,
     aten.native_batch_norm.default: batch_norm,
@@ -88,11 +86,11 @@ def recipe_of_batch_norm(
 ) -> tuple[Operation, tuple[Any, ...], tuple[Any, ...]]:
     """Return a function that recomputes the first output of a batch norm exactly, and its arguments.
 
-    The arguments are in two parts: the norm's own, and small ones that nothing else modifies. Running statistics are
-    not updated. If the norm used batch statistics, only the dtype of its running statistics is needed, which selects
-    the kernel. In training, norms are recomputed from their saved mean and inverse standard deviation, in one pass
-    over x: on the CPU as a scale and shift, on CUDA in the order of operations whose bits the norm had. Without Triton,
-    torch's own norms on CUDA run the second of their kernels again. Other norms recompute their statistics.
+    The arguments are in two parts: the norm's own, and small ones that nothing else modifies. The function does not
+    update running statistics. In training, it needs only their dtype, which selects the kernel. It recomputes norms
+    from their saved mean and inverse standard deviation, in one pass over x: on the CPU as a scale and shift, on CUDA in
+    the order of operations with the bits of the norm. Without Triton, torch's own norms on CUDA run the second of their
+    kernels again. Other norms recompute their statistics.
     """
     x, weight, bias, _, _, is_training = args[:6]
     if not is_training:
@@ -120,7 +118,7 @@ def normalize(
 ) -> Tensor:
     """Return a batch norm on CUDA with given statistics, plus the shortcut, followed by ReLU if ``is_rectified``.
 
-    The result has the bits of the separate operations; see `zoo.ops.abn.triton.normalize`.
+    The result has the bits of separate operations; see `zoo.ops.abn.triton.normalize`.
     """
     if x.is_meta:
         return torch.empty_like(x)
@@ -130,10 +128,10 @@ def normalize(
 
 
 def order_of(operation: Operation, x: Tensor, weight: Tensor | None, bias: Tensor | None, outputs: Any) -> str | None:
-    """Return the order of operations in which `normalize` has the bits of a training-mode batch norm of x on CUDA.
+    """Return the order of operations that gives `normalize` the bits of a training-mode batch norm of x on CUDA.
 
-    The kernel and with it the order depend on the layout and the size, so outputs of each are compared once. None if no
-    order has these bits, if several orders have them, or if x is on another device or in another layout.
+    The kernel, and hence the order, depends on layout and size, so the outputs of each are compared once. None if no
+    order or several orders have these bits, or if `normalize` does not support x.
     """
     device = kernel_device_of(x)
     if device.type != "cuda" or name_for(device) != "triton" or x.dtype not in HALF_OR_FLOAT or not _is_dense(x):
@@ -142,7 +140,7 @@ def order_of(operation: Operation, x: Tensor, weight: Tensor | None, bias: Tenso
         return CENTERED
     key = operation, x.shape, x.stride(), x.dtype, x.data_ptr() % 16, x.device, weight is None, bias is None
     if key not in _orders:
-        if torch.cuda.is_current_stream_capturing():  # comparing waits for the device
+        if torch.cuda.is_current_stream_capturing():  # a comparison would wait for the device
             return None
         _orders[key] = _compared_order(operation, x, weight, bias, outputs)
     return _orders[key]
@@ -154,7 +152,7 @@ _orders: dict[Any, str | None] = {}
 def _compared_order(
     operation: Operation, x: Tensor, weight: Tensor | None, bias: Tensor | None, outputs: Any
 ) -> str | None:
-    """Return the only order whose bits equal the outputs for the first and the last images."""
+    """Return the order that reproduces the outputs of the first and last images; None without a unique one."""
     from zoo.ops.abn.triton import ORDERS
 
     y, mean, invstd = outputs[:3]
@@ -165,7 +163,7 @@ def _compared_order(
     found = [
         order
         for order in (ORDERS if operation is aten.cudnn_batch_norm.default else ORDERS[:1])
-        if all(torch.equal(normalize(each, weight, bias, mean, invstd, order), out) for each, out in parts)
+        if all(torch.equal(normalize(part, weight, bias, mean, invstd, order), out) for part, out in parts)
     ]
     return found[0] if len(found) == 1 else None
 
@@ -178,23 +176,23 @@ def repeat_batch_norm(
     bias: Tensor | None,
     *settings: float,
 ) -> Tensor:
-    """Return the first output of a training-mode batch norm that had running statistics of this dtype, if any."""
+    """Return the first output of a training-mode batch norm with running statistics of this dtype; None: without."""
     scratch = (None, None) if dtype is None else x.new_zeros(2, x.shape[1], dtype=dtype)
     out: Tensor = operation(x, weight, bias, *scratch, True, *settings)[0]
     return out
 
 
 def has_exact_line(x: Tensor, weight: Tensor | None, bias: Tensor | None, mean: Tensor) -> bool:
-    """Return whether `apply_line` recomputes a training-mode batch norm of x bit for bit, from its statistics.
+    """Return whether `apply_line` recomputes a training-mode batch norm of x bit for bit from its statistics.
 
-    Meta tensors are recomputed as on the device that they are counted for, so that the plans and peaks are the same.
+    Meta tensors follow the rule of the device that they stand for, so that plans and peaks are the same.
     """
-    is_dense = _is_dense(x) and all(each is None or each.is_contiguous() for each in (weight, bias))
+    is_dense = _is_dense(x) and all(vector is None or vector.is_contiguous() for vector in (weight, bias))
     return kernel_device_of(x).type == "cpu" and mean.dtype == x.dtype and is_dense and line_is_exact(x.dtype)
 
 
 def _is_dense(x: Tensor) -> bool:
-    """Return whether x is contiguous or channels-last, the layouts that batch norms have kernels for."""
+    """Return whether x is contiguous or channels-last. Batch norms have kernels for these layouts."""
     return x.is_contiguous() or (x.ndim == 4 and x.is_contiguous(memory_format=torch.channels_last))
 
 
@@ -210,8 +208,8 @@ def apply_line(
 ) -> Tensor:
     """Return alpha x + beta per channel, plus the shortcut, followed by ReLU if ``is_rectified``.
 
-    The result has the bits of the separate operations. The compiled kernel takes one pass over memory; the fallback
-    takes one per operation.
+    The result has the bits of separate operations. The compiled kernel makes one pass over memory, the fallback one per
+    operation.
     """
     if name_for(x.device) == "native":
         fused: Tensor = torch.ops.zoo.line.default(x, alpha, beta, shortcut, is_rectified)
@@ -224,19 +222,19 @@ def apply_line(
     return out.relu_() if is_rectified else out
 
 
-#: Recomputed norms that may also add a shortcut and apply ReLU, by their last two arguments.
+#: Recomputed norms that can add a shortcut and apply ReLU, by their last two arguments.
 FUSABLE = (apply_line, normalize)
 
 
 @cache
 def batch_norm_is_exact() -> bool:
-    """Return whether the kernel of `batch_norm` has the bits of this build of torch, by one test on random inputs."""
+    """Return whether the kernel of `batch_norm` has the bits of this build of torch. Tests random inputs once."""
     with DisableTorchDispatch(), torch.no_grad(), torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         for shape in ((3, 16, 5, 7), (2, 8, 3, 3), (1, 24, 30)):
             x = 3 * torch.randn(shape) + 1
             weight, bias, *old = torch.rand(4, shape[1])
-            ours, torchs = ([each.clone() for each in old] for _ in range(2))
+            ours, torchs = ([statistic.clone() for statistic in old] for _ in range(2))
             outputs = torch.ops.zoo.batch_norm.default(x, weight, bias, *ours, 0.1, 1e-5)
             expected = aten.native_batch_norm(x, weight, bias, *torchs, True, 0.1, 1e-5)
             if not all(map(torch.equal, (*outputs, *ours), (*expected, *torchs))):
@@ -248,8 +246,8 @@ def batch_norm_is_exact() -> bool:
 def line_is_exact(dtype: torch.dtype) -> bool:
     """Return whether `apply_line` has the bits of a training-mode batch norm with this build of torch on this CPU.
 
-    The C++ compiler decides whether a multiply-add is fused. One test on random inputs finds out. False for dtypes
-    other than float32 and float64.
+    The C++ compiler decides whether a multiply-add is fused, so this tests random inputs once. False for dtypes other
+    than float32 and float64.
     """
     if dtype not in LINE_DTYPES:
         return False

@@ -1,7 +1,7 @@
-"""Saves less for layers with frozen weights: backward reads little of what autograd saves for them.
+"""Saves less for layers with frozen weights.
 
-Autograd saves the input of a frozen convolution, of which backward reads only the shape, and the output of a ReLU, of
-which it reads only the signs. The decision about a ReLU is made once no other operation can save its output. Any other
+Autograd saves the input of a frozen convolution, but backward reads only its shape. It saves the output of a ReLU, but
+backward reads only the signs. The decision about a ReLU is made once no other operation can save its output. Any other
 operation that saves either tensor, such as a checkpoint or a custom function, reads its elements.
 """
 
@@ -26,39 +26,39 @@ from zoo.torch_internals.dispatch import DisableTorchDispatch, skip_autograd_and
 class FrozenLayers:
     """Pending decisions about tensors that frozen layers save.
 
-    ``is_seen`` tells whether there is such a layer. Without one, nothing has to be deferred.
+    ``is_seen`` is True once the pass has run a frozen layer. Until then, no decision is deferred.
     """
 
     def __init__(self, tracker: Tracker, decider: Decider) -> None:
         self._tracker, self._decider = tracker, decider
         self.is_seen = False
-        self._of_relu: Any = None  # a weak reference to the output that the ReLU which has just run saves next
-        self.deferred: list[DeferredHandle] = []  # of tensors that the next operation saves
-        self._rectified: list[tuple[DeferredHandle, TrackedTensor]] = []  # of outputs of ReLUs
+        self._relu_output: Any = None  # weak reference to the output of the latest operation, if that was a ReLU
+        self.deferred: list[DeferredHandle] = []  # handles of tensors that the next operation saves
+        self._rectified: list[tuple[DeferredHandle, TrackedTensor]] = []  # handles of outputs of ReLUs
 
     def pack(self, tensor: Tensor) -> Any:
         """Return the object that autograd holds until the decision about a tensor; None if it can be made now."""
-        is_of_relu = self._of_relu is not None and self._of_relu() is tensor
-        self._of_relu = None  # a ReLU saves its output once; whatever saves it next reads its elements
+        is_relu_output = self._relu_output is not None and self._relu_output() is tensor
+        self._relu_output = None  # a ReLU saves its output once; the next operation that saves it reads its elements
         if not (is_trackable(tensor) and tensor.requires_grad and self._tracker.is_large(tensor)):
             return None
-        value = self._tracker.find(tensor) or self._tracker.note(tensor, None, 0, tensor._version)
-        if value.readers > 0 or value.kept is not None:
+        tracked = self._tracker.find(tensor) or self._tracker.note(tensor, None, 0, tensor._version)
+        if tracked.readers > 0 or tracked.saved_tensor is not None:
             return None
         self._settle_rectified()
-        if is_of_relu:
-            return self._pack_rectified(value, tensor)
+        if is_relu_output:
+            return self._pack_rectified(tracked, tensor)
         self.deferred.append(DeferredHandle(tensor))
         return self.deferred[-1]
 
     def note_relu(self, out: Tensor | None) -> None:
-        """Record the output of the latest operation, which autograd saves next, if it is a ReLU; None otherwise."""
-        self._of_relu = None if out is None else weakref.ref(out)
+        """Record the output of the latest operation if that was a ReLU; None otherwise."""
+        self._relu_output = None if out is None else weakref.ref(out)
 
     def settle(self, unread: Tensor | None = None) -> None:
-        """Decide about the tensors that the next operation has saved; its backward does not read ``unread``."""
+        """Decide about the tensors that the next operation saved. Its backward does not read ``unread``."""
         deferred, self.deferred = self.deferred, []
-        # If there are several handles of this input, the earlier ones belong to other operations.
+        # Only the last handle of this input belongs to the operation.
         last = max((index for index, handle in enumerate(deferred) if handle.tensor is unread), default=None)
         for index, handle in enumerate(deferred):
             tensor = handle.tensor
@@ -75,38 +75,38 @@ class FrozenLayers:
         self.settle()
         self._settle_rectified(is_over=True)
 
-    def _pack_rectified(self, value: TrackedTensor, tensor: Tensor) -> Any:
-        """Return what a ReLU holds in place of its output, of which it needs only the signs."""
-        if self._decider.saves_recipe(value, tensor, tensor.numel() // 8):
-            return SavedHandle(value)
+    def _pack_rectified(self, tracked: TrackedTensor, tensor: Tensor) -> Any:
+        """Return the object that a ReLU holds in place of its output. Its backward reads only the signs."""
+        if self._decider.save_recipe_if_smaller(tracked, tensor, tensor.numel() // 8):
+            return SavedHandle(tracked)
         with DisableTorchDispatch(), torch.no_grad():
-            handle = DeferredHandle(detached(tensor))  # the output itself is freed once nothing else can save it
-        self._rectified.append((handle, value))
+            handle = DeferredHandle(detached(tensor))  # so that the output itself is freed with its last reference
+        self._rectified.append((handle, tracked))
         return handle
 
     def _settle_rectified(self, is_over: bool = False) -> None:
-        """Decide about the outputs of ReLUs that another operation has saved, or that none can save any more."""
+        """Decide about outputs of ReLUs that another operation saved, or that no operation can save any more."""
         undecided = []
-        for handle, value in self._rectified:
+        for handle, tracked in self._rectified:
             tensor = handle.tensor
-            if tensor is None or tensor._version != handle.version or self._tracker.was_written(tensor, value):
+            if tensor is None or tensor._version != handle.version or self._tracker.was_written(tensor, tracked):
                 continue  # backward raises an error
-            if value.kept is not None or value.readers > 0:
-                handle.settle(SavedHandle(value).unpack)
-            elif is_over or value.live() is None:
+            if tracked.saved_tensor is not None or tracked.readers > 0:
+                handle.settle(SavedHandle(tracked).unpack)
+            elif is_over or tracked.live() is None:
                 with DisableTorchDispatch(), torch.no_grad():
                     bits = signs_of(tensor)
                 handle.settle(partial(_rectified_of, bits, **_empty_arguments_of(tensor)))
             else:
-                undecided.append((handle, value))
+                undecided.append((handle, tracked))
         self._rectified = undecided
 
 
 class DeferredHandle:
-    """The object that autograd holds in place of a saved tensor until it is known what backward reads from it.
+    """The object that autograd holds in place of a saved tensor until the decision about it is made.
 
     Args:
-    - `tensor`: the saved tensor; None once it is settled.
+    - `tensor`: the saved tensor. None after `settle`.
     """
 
     def __init__(self, tensor: Tensor) -> None:
@@ -116,11 +116,11 @@ class DeferredHandle:
 
     @property
     def has_moved(self) -> bool:
-        """Whether the tensor has been given other memory."""
+        """Whether the ``data`` of the tensor was replaced."""
         return self.tensor is not None and self._saved is not None and not is_alias_of(self.tensor, self._saved)
 
     def settle(self, read: Callable[[], Tensor] | None = None) -> None:
-        """Hold a function that returns the tensor that backward reads instead; None for the tensor itself."""
+        """Hold a function that returns the tensor for backward; None for the saved tensor itself."""
         if read is None:
             assert self._saved is not None, "a handle is settled once"
             read = partial(unmodified, self._saved, self.version)
@@ -132,7 +132,7 @@ class DeferredHandle:
 
 
 def _empty_arguments_of(tensor: Tensor) -> dict[str, Any]:
-    """Return the arguments with which `torch.empty_strided` returns a tensor like this one."""
+    """Return the arguments of `torch.empty_strided` for a tensor like this one."""
     return {"size": tensor.shape, "stride": tensor.stride(), "dtype": tensor.dtype, "device": tensor.device}
 
 

@@ -26,7 +26,7 @@ from zoo.torch_internals.dispatch import are_transforms_active, top_saved_tensor
 Module = TypeVar("Module", bound=nn.Module)
 
 _BUDGET = "_zoo_lean"  # key in the __dict__ of a lean module
-# Methods that compute features of a network, beside `forward`. Others may generate or train.
+# Names of methods that compute features, beside `forward`. Other methods may generate or train.
 _METHODS = re.compile(r"forward_\w+|(en|de)code(_\w+)?|extract_\w+|get_(intermediate_layers|\w+_features)")
 
 
@@ -45,11 +45,10 @@ def lean(
     rematerializer: ``forward_*``, ``extract_*``, ``encode``, ``encode_*``, ``decode``, ``decode_*``,
     ``get_intermediate_layers`` and ``get_*_features``.
 
-    A call runs as plain training without gradients, in transforms of `torch.func`, and inside another lean module, a
-    checkpoint or other saved-tensor hooks. The same holds in and around modules compiled by torch.compile, where the
-    first call warns with `StepsAside`.
-    Without a budget, small calls run as plain training from their second step on: calls in which lean training saves
-    less than 8 KiB per tensor that they compute.
+    A call runs as in plain training if gradients are disabled, in transforms of `torch.func`, and inside another lean
+    module, a checkpoint or other saved-tensor hooks. The same holds in and around modules compiled by torch.compile,
+    where the first call warns with `StepsAside`. Without a budget, small calls run as in plain training from their
+    second step on: calls in which lean training saves less than 8 KiB per tensor that they compute.
 
     Backward raises RecipeError if a tensor that it needs, such as the input of the network or a parameter, was
     overwritten between forward and backward.
@@ -57,14 +56,15 @@ def lean(
     Args:
     - `module`: a network or a part of one, changed in place. A second call replaces the budget.
     - `budget`: limit within which as little as possible is recomputed, convolutions and matrix products included. None:
-      recompute cheap operations alone. 0.4 or "40%": the bytes saved and recomputed at any time of backward, as a
+      recompute cheap operations only. 0.4 or "40%": the bytes saved and recomputed at any time of backward, as a
       fraction of the bytes that plain training saves. "8GB" or an int: the peak memory of a training step in bytes,
-      with parameters, gradients and the state of the optimizer. The first step saves as little as possible, and the
-      third step and later ones are within the limit in as little time as possible.
+      including parameters, gradients and optimizer state. The first step saves as little as possible. From the third
+      step on, steps stay within the limit and take as little time as possible.
     - `enabled`: False makes the module plain again.
 
-    Raises ConfigError for an invalid budget, and TypeError for anything but a module. A call raises ConfigError if no
-    training step stays within a limit in bytes. It warns with `BelowFloor` if a fraction cannot be met.
+    Raises ConfigError for an invalid budget, and TypeError for anything but a module. A call of the module raises
+    ConfigError if no training step stays within a limit in bytes, and warns with `BelowFloor` if a fraction cannot be
+    met.
     """
     if not isinstance(module, nn.Module):
         name = module if isinstance(module, str) else "resnet50"
@@ -113,7 +113,7 @@ class _Lean:
 
     def __deepcopy__(self, memo: Any) -> Any:
         """Return a lean copy, made by the original class."""
-        if not _is_lean_class(type(self)):  # a subclass of the lean class, as parametrizations create
+        if not _is_lean_class(type(self)):  # a subclass of the lean class, as created by parametrizations
             other = memo[id(self)] = type(self).__new__(type(self))
             other.__dict__ = copy.deepcopy(self.__dict__, memo)
             return other
@@ -146,9 +146,9 @@ def _is_lean_class(cls: type) -> bool:
     return cls.__bases__[:1] == (_Lean,)
 
 
-@functools.lru_cache(maxsize=256)  # each GraphModule has a class of its own
+@functools.lru_cache(maxsize=256)  # bounded: each GraphModule has its own class
 def _lean_class(original: type) -> type:
-    """Return the lean subclass of a module's class. It has the same name, as users print names."""
+    """Return the lean subclass of a module's class. It has the same name, since users print names."""
     names = {name: original.__dict__.get(name) for name in ("__module__", "__doc__")}
     found = {name: inspect.getattr_static(original, name) for name in dir(original) if _METHODS.fullmatch(name)}
     methods = {name: _lean_method(method) for name, method in found.items() if inspect.isfunction(method)}
@@ -176,7 +176,7 @@ def _context_of_method(module: Any, method: Callable[..., Any], args: Any, kwarg
 
 @contextmanager
 def _as_original(module: Any) -> Iterator[None]:
-    """Gives a lean module its original class."""
+    """Restores the original class of a lean module within the block."""
     cls = type(module)
     module.__class__ = cls.__bases__[1]
     try:
@@ -194,7 +194,7 @@ def _make_lean(module: Any, budget: Budget) -> Any:
 
 
 def _restore(function: Callable[..., Any], arguments: tuple[Any, ...], budget: Budget | None) -> Any:
-    """Return a new lean module, whose state the unpickler sets; a plain one for an object that `lean` never got."""
+    """Return a new lean module without state, or a plain one if ``budget`` is None. The unpickler sets the state."""
     module = function(*arguments)
     return module if budget is None else _make_lean(module, budget)
 
@@ -211,14 +211,14 @@ def _rematerializer_of(module: Any, args: Any, kwargs: Any) -> AbstractContextMa
 
 
 def context_of_call(module: nn.Module, budget: Budget, args: Any, kwargs: Any) -> AbstractContextManager[Any]:
-    """Return the context in which a call trains lean; one that does nothing if its plan recomputes nothing.
+    """Return the context of a lean call. It does nothing if the plan of the call recomputes nothing.
 
-    The caller makes sure that `why_plain` gives no reason against it.
+    The caller checks that `why_plain` gives no reason against it.
     """
     signature = module.training, *_kinds_of(args, kwargs)
     if not budget.has_limit and budget.limiter is not None and budget.limiter.runs_plainly(signature):
         return nullcontext()
-    own = chain(module.parameters(), module.buffers())  # not iterated over unless that is necessary
+    own = chain(module.parameters(), module.buffers())  # consumed only if necessary
     if not budget.has_limit:
         return Rematerializer(budget, parameters=own, signature=signature)
     tensors, inputs = list(own), tensors_of((args, kwargs))
@@ -231,10 +231,10 @@ def context_of_call(module: nn.Module, budget: Budget, args: Any, kwargs: Any) -
 
 
 def _kinds_of(args: Any, kwargs: Any) -> Iterator[Any]:
-    """Yield what determines which tensors a call computes, for each of its inputs: shapes, types and switches.
+    """Yield the properties of inputs that determine which tensors a call computes: shapes, types and switches.
 
-    Switches are booleans, and arguments that are strings. Numbers, and strings within arguments, may be different in
-    each call, like the number of a step and the names of files, and most change no sizes.
+    Switches are booleans, and arguments that are strings. Numbers, and strings nested in arguments, may differ in each
+    call, like a step number or file names. Most of them change no sizes.
     """
     yield torch.is_autocast_enabled("cpu"), torch.is_autocast_enabled("cuda")
     for argument in (*args, *kwargs.values()):
@@ -249,23 +249,23 @@ def _kinds_of(args: Any, kwargs: Any) -> Iterator[Any]:
 
 
 def _state_of(own: Sequence[Tensor]) -> tuple[Any, ...]:
-    """Return what else decides what a call saves: which parameters are trained and have gradients, and autocast."""
-    trained = tuple(each.requires_grad for each in own)
-    accumulates = any(each.grad is not None for each in own)
+    """Return the state of a module that determines what a call saves: trained parameters, gradients and autocast."""
+    trained = tuple(tensor.requires_grad for tensor in own)
+    accumulates = any(tensor.grad is not None for tensor in own)
     device = own[0].device.type if own else "cpu"
     has_autocast = torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
     return trained, accumulates, has_autocast and torch.get_autocast_dtype(device)
 
 
 def why_plain(module: nn.Module) -> str:
-    """Return why the calls of a module with gradients run plainly; "" if they train lean."""
-    if has_compiled_part(module):  # inside a dispatch mode such a part would run uncompiled
+    """Return the reason why training calls of a module run plainly; "" if they run lean."""
+    if has_compiled_part(module):  # a dispatch mode would run such a part uncompiled
         return "torch.compile compiles it or a part of it"
     return "" if _applies() else "something else handles the tensors that autograd saves, such as a checkpoint"
 
 
 def _applies() -> bool:
-    """Return whether autograd records, and nothing else handles the tensors that it saves."""
+    """Return whether autograd records, and nothing else handles its saved tensors."""
     return (
         torch.is_grad_enabled()
         and not are_transforms_active()
@@ -275,7 +275,7 @@ def _applies() -> bool:
 
 
 class StepsAside(UserWarning):
-    """A lean module is compiled or contains a compiled module, so that `zoo.lean` has no effect."""
+    """`zoo.lean` has no effect, because the module is compiled or contains a compiled module."""
 
 
 _has_warned = False

@@ -1,8 +1,8 @@
-"""Plans for the forward passes of a network while it trains, and meets a limit on memory by them.
+"""Plans the forward passes of a network while it trains, within a limit on memory if there is one.
 
 The first pass of a kind saves as little as possible and is recorded. Later passes follow a plan. For a limit in bytes,
-the first of them follows the smallest plan, and its step is measured: from then on the peak of every plan is known.
-Without a limit, they save as little as cheap operations allow, and run plainly if that is nothing.
+the second pass follows the smallest plan and its step is measured. This gives the peak of every plan. Without a limit,
+later passes recompute cheap operations only. They run plainly if there is nothing to recompute.
 """
 
 from __future__ import annotations
@@ -30,31 +30,31 @@ from zoo.tables import bytes_text
 from zoo.torch_internals.data import storage_id, tensors_of
 from zoo.torch_internals.dispatch import call_after_backward, is_profiling
 
-PLACE = "budget of zoo.lean"  # in messages
+PLACE = "budget of zoo.lean"  # names the budget in error messages
 MARGIN = 0.02  # fraction of a limit that plans leave free, since steps vary
 MIN_WARNED_BYTES = 2**20  # no warning if plain training saves fewer bytes
-MAX_KINDS = 64  # how many kinds of calls are remembered
-MAX_DEPARTURES = 3  # after so many departures, a kind of calls is no longer planned
-NUM_FORGIVEN = 20  # after so many passes as planned, departures are counted from 1 again
-NUM_PLAIN = 100  # after so many plain passes, one is recorded again: the network may have grown
-MAX_MEASURED = 8  # how many steps are measured per kind of calls
-BACKWARD_ENDS, OVER = "end", " over"  # marks in a log
+MAX_KINDS = 64  # remembered kinds of calls
+MAX_DEPARTURES = 3  # a kind of calls is no longer planned after so many departures from plans
+NUM_FORGIVEN = 20  # departures are counted from 1 again after so many passes that followed a plan
+NUM_PLAIN = 100  # one pass is recorded after so many plain ones, as the network may have grown
+MAX_MEASURED = 8  # measured steps per kind of calls
+BACKWARD_ENDS, OVER = "end", " over"  # mark the end of backward and of a read in a log
 
 Observer = GraphRecorder | Follower
 
 
 class BelowFloor(UserWarning):
-    """A fraction is below the least that a network can train with."""
+    """A budget is a smaller fraction than the network can train with."""
 
 
 @dataclass(frozen=True)
 class Profile:
-    """The bytes of a step beside what its plan saves and recomputes, mostly gradients.
+    """The bytes of a step beside the blocks that its plan saves and recomputes, mostly gradients.
 
     Args:
-    - `forward`: sets of blocks that a forward pass saved -> its peak, which includes them.
-    - `before`: before each read of backward; see `Plan`.
-    - `after`: at most, from each read to the next one.
+    - `forward`: set of blocks that a forward pass saved -> the peak of this pass, these blocks included.
+    - `before`: bytes before each read of backward; see `Plan`.
+    - `after`: most bytes between each read and the next.
     """
 
     forward: Mapping[frozenset[int], int]
@@ -62,14 +62,14 @@ class Profile:
     after: Sequence[int]
 
     def peak(self, plan: Plan, sizes: Sequence[int]) -> int:
-        """Return the peak of a step that follows a plan for blocks of these sizes.
+        """Return the predicted peak of a step that follows a plan for blocks of these sizes.
 
-        Forward holds no more than another one did and the blocks that only this plan saves, nor, mostly, than this plan
-        saves and the most that others held beside what they saved.
+        Forward holds at most the bytes of a measured forward pass and of the blocks that only this plan saves. It
+        usually holds at most the blocks that this plan saves and the most other bytes of a measured pass.
         """
 
         def bytes_of(blocks: Iterable[int]) -> int:
-            return sum(sizes[each] for each in blocks)
+            return sum(sizes[block] for block in blocks)
 
         rest = max(total - bytes_of(saved) for saved, total in self.forward.items())
         bounds = [total + bytes_of(plan.saved - saved) for saved, total in self.forward.items()]
@@ -79,12 +79,12 @@ class Profile:
         return max(forward, *during, *after)
 
     def joined(self, other: Profile | None) -> Profile:
-        """Return the larger bytes of two profiles at each time of backward and for each forward pass."""
+        """Return the maximum of two profiles at each time of backward and for each forward pass."""
         if other is None:
             return self
         before, after = zip(self.before, other.before, strict=True), zip(self.after, other.after, strict=True)
         forward = {
-            saved: max(each.get(saved, 0) for each in (self.forward, other.forward))
+            saved: max(peaks.get(saved, 0) for peaks in (self.forward, other.forward))
             for saved in {**self.forward, **other.forward}
         }
         return Profile(forward, list(map(max, before)), list(map(max, after)))
@@ -110,7 +110,7 @@ class Profile:
                 before[time] = max(0, totals[index] - plan.before[time], before.get(time, 0))
         if not before:
             return None
-        rest = [0]  # nothing marks the reads of tensors that autograd holds itself
+        rest = [0]  # reads of tensors that autograd holds itself have no marks
         for time in range(len(plan.during)):
             rest.append(after.get(time, rest[-1]))
         reads = [before.get(time, rest[time]) for time in range(len(plan.during))]
@@ -120,11 +120,11 @@ class Profile:
 class Measurement:
     """Measures a step from the start of forward to the end of backward.
 
-    On a CPU, the log is open until `finish` is called, since the engine of autograd lets no profiler end within
-    backward. No other profiler can begin in between.
+    On a CPU, the log stays open until `finish`: the autograd engine lets no profiler end within backward. No other
+    profiler can begin in between.
     """
 
-    _of_thread = threading.local()  # as a profiler
+    _of_thread = threading.local()  # a profiler belongs to a thread
 
     def __init__(self, plan: Plan, log: StepLog, on_end: Callable[[Profile | None], None]) -> None:
         self._plan, self._log, self._on_end = plan, log, on_end
@@ -133,7 +133,7 @@ class Measurement:
         Measurement._of_thread.open = self
 
     def read(self, time: int, is_over: bool) -> None:
-        """Mark that backward, which may run in another thread, begins to read a saved tensor, or has read it."""
+        """Mark that backward starts or ends the read of a saved tensor. It may run in another thread."""
         if not self._is_open:
             return
         if not self._has_read:
@@ -147,7 +147,7 @@ class Measurement:
 
     @classmethod
     def finish(cls) -> bool:
-        """End the measurement that is open; return whether there was one."""
+        """End the open measurement; return whether there was one."""
         measurement: Measurement | None = getattr(cls._of_thread, "open", None)
         if measurement is None:
             return False
@@ -162,15 +162,15 @@ class Kind:
     """The calls of a module with inputs of the same shapes in the same mode.
 
     Args:
-    - `planner`: plans for the last recorded pass; None if the next pass is to be recorded.
-    - `profile`: the bytes beside a plan; None until a step was measured.
-    - `num_departures`: how many passes were other than the recorded one.
-    - `num_followed`: how many followed their plan since then.
-    - `num_plain`: how many ran plainly since one was recorded.
-    - `num_in_flight`: how many passes at most wait for their backward, this one included.
-    - `measured`: positions in the front of the plans whose steps were measured.
-    - `peaks`: of a step with each plan of the front.
-    - `saved_bytes`: the bytes that the last pass saves in plain training, and that it saved.
+    - `planner`: plans of the last recorded pass; None if the next pass is to be recorded.
+    - `profile`: bytes beside the plan; None before the first measurement.
+    - `num_departures`: number of passes that departed from the recorded one.
+    - `num_followed`: number of passes that followed their plan since the last departure.
+    - `num_plain`: number of plain passes since the last recorded one.
+    - `num_in_flight`: maximum number of passes that waited for their backward at once, this one included.
+    - `measured`: indices of the plans of the front whose steps were measured.
+    - `peaks`: predicted peak of a step with each plan of the front.
+    - `saved_bytes`: bytes that the last pass would save in plain training, and bytes that it saved.
     """
 
     planner: Planner | None = None
@@ -184,7 +184,7 @@ class Kind:
     saved_bytes: tuple[int, int] = (0, 0)
 
     def add(self, position: int, profile: Profile | None) -> None:
-        """Add a step that was measured with a plan of the front; None if its backward did not run."""
+        """Add the profile of a step with a plan of the front; None if its backward did not run."""
         if profile is None or self.planner is None:
             self.measured.discard(position)
             return
@@ -192,7 +192,7 @@ class Kind:
         self.peaks = [self.profile.peak(plan, self.planner.sizes) for plan in self.planner.front]
 
     def forget(self) -> None:
-        """Forget the recorded pass, as another one was different."""
+        """Forget the recorded pass after a departure from it."""
         self.planner = self.profile = None
         self.measured.clear()
         self.peaks = []
@@ -207,13 +207,13 @@ class Limiter:
         self._share, self._peak_bytes, self._has_limit = budget.share, budget.peak_bytes, budget.has_limit
         self._has_warned = False
         self._kinds: OrderedDict[Hashable, Kind] = OrderedDict()
-        self._in_flight: WeakSet[Observer] = WeakSet()  # alive as long as backward may need their passes
-        self._lock = threading.RLock()  # the copies of a network in several threads share it
+        self._in_flight: WeakSet[Observer] = WeakSet()  # observers of passes that wait for their backward
+        self._lock = threading.RLock()  # replicas of a network in several threads share the limiter
 
     def runs_plainly(self, key: Hashable) -> bool:
-        """Return whether a pass without a limit needs no recipes, since its plan recomputes nothing.
+        """Return whether a pass without a limit needs no recipes, because its plan recomputes nothing.
 
-        A plain pass may differ from the recorded one unseen. One in `NUM_PLAIN` is recorded again.
+        Plain passes are not compared with the recorded one, so one in `NUM_PLAIN` is recorded again.
         """
         with self._lock:
             kind = self._kinds.get(key)
@@ -228,12 +228,12 @@ class Limiter:
     def begin(
         self, key: Hashable, is_permanent: Callable[[Tensor], bool], existing: Callable[[], int]
     ) -> Observer | None:
-        """Return the observer of a forward pass that begins: it follows a plan, or is recorded for one.
+        """Return an observer for a new forward pass, which follows a plan or records the pass.
 
-        None if passes of this kind keep leaving their plans. Raises ConfigError if no plan is within the limit.
+        None after too many departures of this kind of passes. Raises ConfigError if no plan is within the limit.
 
         Args:
-        - `key`: of calls that track the same tensors.
+        - `key`: equal for calls that track the same tensors.
         - `is_permanent`: as for `GraphRecorder`.
         - `existing`: returns the bytes that exist before the pass.
         """
@@ -249,9 +249,9 @@ class Limiter:
             return observer
 
     def _least_useful(self) -> Hashable:
-        """Return the kind to forget: the latest before this one that no pass has followed, or the oldest.
+        """Return the kind to forget: the latest of the kinds never planned, this one excepted, or else the oldest.
 
-        Inputs of ever-changing shapes then leave the plans of others alone, and many kinds in turn keep most of them.
+        Inputs of ever-changing shapes then displace no plans, and most of many alternating kinds keep theirs.
         """
         *others, _ = self._kinds
         unused = [key for key in others if self._kinds[key].num_followed + self._kinds[key].num_plain == 0]
@@ -260,7 +260,7 @@ class Limiter:
     def _observer(
         self, kind: Kind, is_permanent: Callable[[Tensor], bool], existing: Callable[[], int]
     ) -> Observer | None:
-        is_new = len(self._in_flight) >= kind.num_in_flight  # more passes than in the steps before
+        is_new = len(self._in_flight) >= kind.num_in_flight  # more passes at once than in earlier steps
         kind.num_in_flight = max(kind.num_in_flight, 1 + len(self._in_flight))
         if kind.planner is None:
             return GraphRecorder(is_permanent) if kind.num_departures < MAX_DEPARTURES else None
@@ -269,19 +269,19 @@ class Limiter:
         return Follower(kind.planner.graph, self._plan(kind.planner))
 
     def planner(self, key: Hashable) -> Planner | None:
-        """Return the planner of a kind of passes; None if none was recorded or nothing can be recomputed."""
+        """Return the planner of a kind of passes; None before one was recorded."""
         return None if key not in self._kinds else self._kinds[key].planner
 
     def saved_bytes(self) -> tuple[int, int]:
-        """Return the bytes that the largest pass saves in plain training, and that it saved at last."""
+        """Return the bytes that the largest pass would save in plain training, and the bytes that it last saved."""
         with self._lock:
             return max((kind.saved_bytes for kind in self._kinds.values()), default=(0, 0))
 
-    def end(self, key: Hashable, observer: Observer | None, is_whole: bool, kept_bytes: int) -> None:
-        """Note the end of a forward pass that saved so many bytes; one that ended with an exception tells nothing."""
+    def end(self, key: Hashable, observer: Observer | None, is_whole: bool, saved_bytes: int) -> None:
+        """Note the end of a forward pass and its saved bytes. Ignores a pass that ended with an exception."""
         is_as_recorded = observer.end() if isinstance(observer, Follower) else True
         if not is_whole and observer is not None:
-            self._in_flight.discard(observer)  # although its traceback may keep it alive
+            self._in_flight.discard(observer)  # a traceback may keep it alive
         with self._lock:
             kind = self._kinds.get(key)
             if kind is None or not is_whole:
@@ -290,7 +290,7 @@ class Limiter:
                 kind.planner = planner_of(observer.graph)
             if kind.planner is not None:
                 plain_bytes = kind.planner.plain_bytes
-                saved_bytes = observer.plan.saved_bytes if isinstance(observer, Follower) else kept_bytes
+                saved_bytes = observer.plan.saved_bytes if isinstance(observer, Follower) else saved_bytes
                 kind.saved_bytes = plain_bytes, min(plain_bytes, saved_bytes)
             if is_as_recorded:
                 kind.num_followed += isinstance(observer, Follower)
@@ -298,7 +298,7 @@ class Limiter:
                 kind.forget()
 
     def _plan(self, planner: Planner) -> Plan:
-        """Return the plan for a fraction, or without a limit."""
+        """Return the plan within the fraction, or the plan without a limit."""
         if self._share is None:
             return planner.least
         plan = planner.within(self._share * planner.plain_bytes)
@@ -325,11 +325,11 @@ class Limiter:
         waiting = [each.plan.saved_bytes for each in self._in_flight if isinstance(each, Follower)]
         if kind.profile is not None:
             in_flight = 0 if device.type == "cuda" else sum(waiting)
-            margin = MARGIN * kind.num_in_flight  # the outputs of other passes are in no plan
+            margin = MARGIN * kind.num_in_flight  # plans do not include the outputs of other passes
             room = (1 - margin) * self._peak_bytes - existing() - in_flight
             others = kind.num_in_flight - 1 - len(self._in_flight)
             taken = [peak + others * plan.saved_bytes for peak, plan in zip(kind.peaks, front, strict=True)]
-            fitting = [index for index, each in enumerate(taken) if each <= room]
+            fitting = [index for index, num_bytes in enumerate(taken) if num_bytes <= room]
             if not fitting and not is_new:
                 least = self._peak_bytes + (min(taken) - room) / (1 - margin)
                 raise ConfigError(
@@ -340,7 +340,7 @@ class Limiter:
                 )
             position = fitting[0] if fitting else len(front) - 1
         measurement = None
-        can_measure = device.type != "cpu" or not is_profiling()  # by the user
+        can_measure = device.type != "cpu" or not is_profiling()  # the user may have a profiler
         if position not in kind.measured and len(kind.measured) < MAX_MEASURED and can_measure:
             kind.measured.add(position)
             measurement = Measurement(front[position], log_of(device), partial(kind.add, position))
@@ -353,14 +353,14 @@ other_logs.append(Measurement.finish)
 def existing_bytes(parameters: Callable[[], Sequence[Tensor]], inputs: Iterable[Tensor]) -> int:
     """Return the bytes that exist before a step: parameters, buffers, gradients, optimizer states and inputs.
 
-    On a GPU these are all bytes that the process has allocated.
+    On a GPU, returns all bytes that the process has allocated.
     """
     own = parameters()
     if own and own[0].device.type == "cuda":
         return torch.cuda.memory_allocated(own[0].device)
-    gradients = [each.grad for each in own if each.grad is not None]
+    gradients = [parameter.grad for parameter in own if parameter.grad is not None]
     tensors = (*own, *gradients, *optimizer_states(own), *inputs)
-    storages = {storage_id(storage): storage.nbytes() for storage in (each.untyped_storage() for each in tensors)}
+    storages = {storage_id(storage): storage.nbytes() for storage in (tensor.untyped_storage() for tensor in tensors)}
     return sum(storages.values())
 
 
@@ -368,8 +368,8 @@ _optimizers: WeakSet[Optimizer] = WeakSet()
 
 
 def optimizer_states(parameters: Sequence[Tensor]) -> list[Tensor]:
-    """Return the state of optimizers that have made a step, for these parameters."""
-    return tensors_of([optimizer.state.get(each) for optimizer in _optimizers for each in parameters])
+    """Return the state for these parameters of all optimizers that have made a step."""
+    return tensors_of([optimizer.state.get(parameter) for optimizer in _optimizers for parameter in parameters])
 
 
 def _finish_measurement(*_: object) -> None:
@@ -378,6 +378,6 @@ def _finish_measurement(*_: object) -> None:
 
 @cache
 def watch_optimizers() -> None:
-    """Remember all optimizers from their next step on, and end measurements before their steps."""
+    """Register all optimizers at their next step, and end measurements before their steps."""
     register_optimizer_step_pre_hook(_finish_measurement)
     register_optimizer_step_post_hook(lambda optimizer, *_: _optimizers.add(optimizer))

@@ -29,26 +29,27 @@ def overloads(name: str) -> Iterator[Operation]:
 
 
 def is_pointwise(operation: Operation) -> bool:
-    """Return whether an operation of torch is elementwise and draws no random numbers, by torch's tags."""
+    """Return whether torch's tags describe an operation as elementwise and deterministic."""
     if not isinstance(operation, OperatorOverload) or operation.namespace != "aten":
         return False
     is_deterministic = torch.Tag.nondeterministic_seeded not in operation.tags
-    returns_tensors = all(str(each.type) == "Tensor" for each in schema_of(operation).returns)  # `equal` does not
+    returns_tensors = all(str(out.type) == "Tensor" for out in schema_of(operation).returns)  # False for `equal`
     return torch.Tag.pointwise in operation.tags and is_deterministic and returns_tensors
 
 
-#: Operations whose kernels call matrix products, which autocast casts.
+#: Operations whose kernels call matrix products. Autocast casts the arguments of these.
 CASTS_INSIDE = {
     operation for name in ("_trilinear", "affine_grid_generator", "linalg_polar") for operation in overloads(name)
 }
 
 
 def call_in_mode(operation: Operation, *args: Any, **kwargs: Any) -> Any:
-    """Return the result of an operation, within `__torch_dispatch__`, whose kernel may call other operations.
+    """Call an operation within `__torch_dispatch__`; return the result that it has without a dispatch mode.
 
-    It has the bits that it has without a dispatch mode: autocast casts the arguments of the operations inside, and they
-    read conjugated views of complex arguments. The kernels of custom operators call others, and in inference mode those
-    of composite operations do. Otherwise torch decomposes a composite operation before `__torch_dispatch__` is called.
+    This matters for kernels that call other operations: autocast must cast the arguments of these, and they must be
+    able to read conjugated views of complex arguments. Kernels of custom operators call other operations. In inference
+    mode, kernels of composite operations do so too. Otherwise torch decomposes a composite operation before it calls
+    `__torch_dispatch__`.
     """
     reads_views = any(isinstance(arg, Tensor) and arg.is_complex() for arg in args)
     may_call = torch.is_inference_mode_enabled() or operation.namespace not in ("aten", "prim", "prims")
@@ -63,18 +64,18 @@ def call_in_mode(operation: Operation, *args: Any, **kwargs: Any) -> Any:
 
 
 def first_tensor(out: Any) -> Any:
-    """Return the first output of an operation with several outputs, and the output of any other operation."""
+    """Return the first of several outputs, or the only output."""
     return out[0] if isinstance(out, (tuple, list)) and out else out
 
 
 def call_with_keywords(operation: Operation, names: Sequence[str], *args: Any, **kwargs: Any) -> Any:
-    """Call an operation with the first of ``args`` passed as keywords of these names; return its result."""
+    """Call an operation, with the first of ``args`` as the keyword arguments ``names``; return its result."""
     return operation(*args[len(names) :], **dict(zip(names, args, strict=False)), **kwargs)
 
 
 def written_arguments(operation: Operation) -> tuple[tuple[int, str], ...]:
     """Return the positions and names of the arguments that an operation mutates."""
-    if operation in BATCH_NORMS:  # update running statistics, which their schemas do not declare
+    if operation in BATCH_NORMS:  # their schemas do not declare that they update running statistics
         return (3, "running_mean"), (4, "running_var")
     if not schema_of(operation).is_mutable:
         return ()
@@ -86,12 +87,13 @@ def written_arguments(operation: Operation) -> tuple[tuple[int, str], ...]:
 
 
 def writes_inside(operation: Operation) -> bool:
-    """Return whether an operation's in-place writes increment version counters inside its kernel, if at all."""
+    """Return whether version counters are incremented inside the kernel of an operation, not around it."""
     if operation.namespace in ("aten", "prim") and not schema_of(operation).is_mutable:
         return False
     return not has_kernel(operation.name(), "ADInplaceOrView")
 
 
+#: The batch norms of torch.
 BATCH_NORMS = {aten.native_batch_norm.default, aten.cudnn_batch_norm.default, aten.miopen_batch_norm.default}
 
 

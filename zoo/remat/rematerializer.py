@@ -1,4 +1,4 @@
-"""The dispatch mode that records a forward pass, and the hooks through which autograd saves recipes."""
+"""The dispatch mode that records a forward pass, and the hooks by which autograd saves recipes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from zoo.remat.recipes import Recipe, SavedHandle, unpack
 from zoo.remat.record import GraphRecorder
 from zoo.remat.recording import Recorder, traits_of
 from zoo.remat.rules import RELU, unread_input
-from zoo.remat.tracking import KeptMemory, Observer, Tracker, is_parameter, is_trackable
+from zoo.remat.tracking import Observer, SavedMemory, Tracker, is_parameter, is_trackable
 from zoo.torch_internals.compiler import never_compile
 from zoo.torch_internals.data import unpacked
 from zoo.torch_internals.dispatch import (
@@ -54,15 +54,15 @@ class ForwardPass:
         parameters: Callable[[], Sequence[Tensor]],
         smallest_bytes: int | None,
     ) -> None:
-        self.kept = KeptMemory(parameters)
-        self.tracker = Tracker(self.kept, smallest_bytes)
-        self.decider = Decider(self.tracker, self.kept)
+        self.saved = SavedMemory(parameters)
+        self.tracker = Tracker(self.saved, smallest_bytes)
+        self.decider = Decider(self.tracker, self.saved)
         self.recorder = Recorder(self.tracker, self.decider)
         self.frozen = FrozenLayers(self.tracker, self.decider)
 
     def is_constant(self, tensor: Tensor) -> bool:
-        """Return whether a tensor is a parameter or buffer that this pass has not overwritten."""
-        return self.kept.is_permanent(tensor) and not self.tracker.has_writes(tensor)
+        """Return whether a tensor is a parameter or buffer not overwritten by this pass."""
+        return self.saved.is_permanent(tensor) and not self.tracker.has_writes(tensor)
 
     def pack(self, tensor: Tensor) -> Any:
         """Return the object that autograd holds in place of a saved tensor."""
@@ -70,27 +70,27 @@ class ForwardPass:
         return self.decider.pack(tensor) if handle is None else handle
 
     def end(self) -> None:
-        """Make all pending decisions and release all tensors that backward does not need."""
+        """Make all pending decisions, and release tensors that backward does not need."""
         self.frozen.finish()
-        self.kept.close()
+        self.saved.close()
         self.tracker.close()
 
 
 class Rematerializer(EagerDispatchMode):
-    """A context in which autograd saves recipes in place of tensors where that takes less memory.
+    """Saves recipes in place of tensors where that takes less memory.
 
     Outputs, gradients, running statistics and random numbers are bit-identical to plain training. Backward may run
-    inside or outside the context. The context is reusable, for one forward pass after another, but not reentrant.
+    inside or outside the context. The context is reusable for one forward pass after another, but not reentrant.
 
-    Backward raises RecipeError if an input of a recipe was overwritten since forward.
+    Backward raises RecipeError if an input of a recipe was overwritten after forward.
 
     Args:
     - `budget`: as for `zoo.lean`. The first forward pass of a signature is recorded; later ones follow a plan.
     - `smallest_bytes`: tensors of fewer bytes are saved. None: 4 KiB.
-    - `parameters`: parameters and buffers. They stay alive anyway, so recipes may start from them for free. An iterator
-      is consumed only if necessary; recipes may always start from an `nn.Parameter`.
+    - `parameters`: parameters and buffers. They stay alive anyway and are free inputs of recipes. An iterator is
+      consumed only if necessary. Every `nn.Parameter` counts as one of them.
     - `existing`: tensors that exist before the pass, such as the inputs of the network. A budget in bytes counts them.
-    - `signature`: tells which forward passes compute tensors of the same sizes.
+    - `signature`: equal for forward passes that compute tensors of the same sizes.
     """
 
     def __init__(
@@ -113,7 +113,7 @@ class Rematerializer(EagerDispatchMode):
     def __enter__(self) -> Rematerializer:
         """Start recording."""
         self._begin()
-        with ExitStack() as contexts:  # unwinds if an interrupt arrives between two entries
+        with ExitStack() as contexts:  # unwinds after an interrupt between two entries
             contexts.enter_context(self._hooks)
             super().__enter__()
             contexts.push(super().__exit__)
@@ -127,7 +127,7 @@ class Rematerializer(EagerDispatchMode):
         self._hooks: Any = torch.autograd.graph.saved_tensors_hooks(self.pack, _unpack)
 
     def _observer(self) -> Observer | None:
-        """Return the observer of the pass that begins."""
+        """Return an observer for the new pass."""
         existing = partial(existing_bytes, self._parameters, self._existing)
         return self._limiter.begin(self._signature, self._pass.is_constant, existing)
 
@@ -141,21 +141,22 @@ class Rematerializer(EagerDispatchMode):
     def _end(self, is_whole: bool = True) -> None:
         """Make all pending decisions, and release the recorded state.
 
-        A pass that is not whole ended with an exception.
+        Args:
+        - `is_whole`: False if the pass ended with an exception.
         """
         ended, observer = self._pass, self._pass.tracker.observer
         ended.end()
         if isinstance(observer, GraphRecorder):
             observer.graph.has_frozen = ended.frozen.is_seen
             observer.graph.smallest_bytes = ended.tracker.smallest_bytes
-        self._limiter.end(self._signature, observer, is_whole, ended.kept.bytes)
+        self._limiter.end(self._signature, observer, is_whole, ended.saved.bytes)
         del self._hooks, self._pass  # they refer to self
 
     @never_compile
     def __torch_dispatch__(
         self, operation: Operation, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """Run an operation and record how to recompute its outputs."""
+        """Run an operation and record recipes of its outputs."""
         kwargs = kwargs or {}
         traits, forward = traits_of(operation), self._pass
         recorder, frozen = forward.recorder, forward.frozen
@@ -164,7 +165,7 @@ class Rematerializer(EagerDispatchMode):
         has_grad = torch.is_grad_enabled()
         saves = frozen.is_seen and has_grad and _innermost() is self
         if frozen.deferred:
-            with count_writes():  # what is saved shares the version counter of the tensor
+            with count_writes():  # so that the saved tensor shares the version counter of the original
                 frozen.settle(unread_input(operation, args) if saves else None)
         # Transforms of torch.func run operations on wrapped tensors.
         is_recorded = has_grad and not are_transforms_active()
@@ -195,7 +196,7 @@ class Rematerializer(EagerDispatchMode):
 class _OfBackward(Rematerializer):
     """Records backward passes with ``create_graph=True``, so that their graphs save recipes too.
 
-    It enters its context while a node of the first graph reads a saved tensor. The engine restores the dispatch modes
+    Its context is entered when a node of the first graph reads a saved tensor. The engine restores the dispatch modes
     and the hooks of the thread after each node.
     """
 
@@ -203,12 +204,12 @@ class _OfBackward(Rematerializer):
 
     @classmethod
     def of_this_pass(cls) -> _OfBackward:
-        """Return the rematerializer of this thread for the backward pass that runs; the engine ends it."""
+        """Return the rematerializer of this thread for the running backward pass. The engine ends it."""
         task = current_backward()
         if getattr(cls._of_thread, "task", None) != task:
             found = cls()
             found._begin()
-            found._pass.kept.bytes = sys.maxsize  # what the first graph saves is not counted
+            found._pass.saved.bytes = sys.maxsize  # unknown: the first graph has saved tensors too
             cls._of_thread.task, cls._of_thread.rematerializer = task, found
             call_after_backward(found._end)
         rematerializer: _OfBackward = cls._of_thread.rematerializer
@@ -218,7 +219,7 @@ class _OfBackward(Rematerializer):
         return None
 
     def join(self, tensor: Tensor, packed: Any) -> None:
-        """Enter the context for the node that runs, and note how to recompute the tensor that it has just read."""
+        """Enter the context for the running node, and track the tensor that it has just read."""
         hooks = top_saved_tensors_hooks(True)
         if hooks is None:
             self._hooks.__enter__()
@@ -228,11 +229,11 @@ class _OfBackward(Rematerializer):
         if not is_trackable(tensor):
             return
         if isinstance(packed, SavedHandle):
-            self._pass.tracker.note_unpacked(tensor, Recipe(aten.alias.default, (packed.value,), {}, is_view=True))
-        elif isinstance(packed, DeferredHandle):  # of a frozen layer: a new tensor each time
+            self._pass.tracker.note_unpacked(tensor, Recipe(aten.alias.default, (packed.tracked,), {}, is_view=True))
+        elif isinstance(packed, DeferredHandle):  # saved by a frozen layer, and a new tensor each time
             self._pass.tracker.note_unpacked(tensor, Recipe(packed.unpack, (), {}, is_view=False))
         else:
-            self._pass.kept.keep(tensor)
+            self._pass.saved.add_saved(tensor)
 
 
 @never_compile
@@ -247,7 +248,7 @@ def _unpack(packed: Any) -> Tensor:
 
 
 def _innermost() -> Rematerializer | None:
-    """Return the rematerializer whose hooks are the innermost; None if a checkpoint's are, for example."""
+    """Return the rematerializer with the innermost hooks; None if these belong to something else."""
     hooks = top_saved_tensors_hooks(False)
     owner = None if hooks is None else getattr(hooks[0], "__self__", None)
     return owner if isinstance(owner, Rematerializer) else None
@@ -255,7 +256,7 @@ def _innermost() -> Rematerializer | None:
 
 @contextmanager
 def _without_hooks() -> Iterator[None]:
-    """Removes the saved-tensor hooks of the innermost rematerializer: torch.func refuses to run under hooks."""
+    """Removes the saved-tensor hooks of the innermost rematerializer. torch.func refuses to run under hooks."""
     rematerializer = _innermost()
     if rematerializer is None:
         yield

@@ -1,7 +1,6 @@
-"""The rules: cheap, deterministic operations without side effects, which backward may recompute.
+"""The rules of recomputation: cheap, deterministic operations without side effects.
 
-The output of an operation that is not listed is saved, as in plain training. A missing entry costs memory, never
-exactness.
+Outputs of other operations are saved, as in plain training. A missing rule costs memory, never exactness.
 """
 
 from __future__ import annotations
@@ -9,17 +8,14 @@ from __future__ import annotations
 from functools import cache
 from typing import Any, NamedTuple
 
-import torch
 from torch import Tensor
 
 from zoo.remat.cost import CONVOLUTION
 from zoo.remat.exact_norms import max_pool_with_indices
 from zoo.remat.operations import BATCH_NORMS, Operation, aten, is_pointwise, overloads
-from zoo.torch_internals.dispatch import (
-    schema_of,
-)
+from zoo.torch_internals.dispatch import schema_of
 
-# Beside these, the pointwise operations that torch tags as such.
+# Operations that torch does not tag as pointwise. `rule_of` adds those that it does.
 OTHERS = (
     "roll", "flip", "pixel_shuffle", "pixel_unshuffle", "channel_shuffle", "avg_pool2d", "avg_pool3d",
     "_adaptive_avg_pool2d", "_adaptive_avg_pool3d", "_softmax", "_log_softmax", "_safe_softmax", "glu", "mean", "sum",
@@ -28,7 +24,7 @@ OTHERS = (
     "elu_backward", "hardswish_backward", "hardtanh_backward", "leaky_relu_backward", "softplus_backward",
     "_softmax_backward_data", "_log_softmax_backward_data",
 )  # fmt: skip
-# Operations whose output may be larger than their inputs.
+# Operations with outputs that may be larger than their inputs.
 ENLARGING = (
     "cat", "stack", "clone", "_to_copy", "constant_pad_nd", "reflection_pad2d", "replication_pad2d", "im2col",
     "upsample_bilinear2d", "upsample_bicubic2d", "upsample_linear1d", "upsample_trilinear3d", "upsample_nearest1d",
@@ -43,7 +39,7 @@ COPIES = {aten.clone.default, aten.detach.default, aten.alias.default}
 
 
 class Rule(NamedTuple):
-    """How an operation is recomputed.
+    """How to recompute an operation.
 
     Args:
     - `repeat`: the functional variant of the operation.
@@ -87,27 +83,27 @@ def in_place_of(operation: Operation) -> Operation | None:
 
 
 def _functional(operation: Operation) -> Operation | None:
-    """Return the functional variant of an in-place operation; None if there is none, or for one with ``out``."""
+    """Return the functional variant of an in-place operation; None without one, and for operations with ``out``."""
     name = schema_of(operation).name.removeprefix("aten::")
     found = _with_signature(name.removesuffix("_"), operation) if name.endswith("_") else None
     return None if found is None or schema_of(found).is_mutable else found
 
 
 def _with_signature(name: str, operation: Operation) -> Operation | None:
-    """Return the overload of a name with the arguments of an operation: pow.Tensor_Scalar for pow_.Scalar."""
-    return next((each for each in overloads(name) if _signature(each) == _signature(operation)), None)
+    """Return the overload with this name and the arguments of an operation: pow.Tensor_Scalar for pow_.Scalar."""
+    return next((overload for overload in overloads(name) if _signature(overload) == _signature(operation)), None)
 
 
 def _signature(operation: Operation) -> list[tuple[str, str]]:
     return [(argument.name, str(argument.type)) for argument in schema_of(operation).arguments]
 
 
-#: Rules by the operations as a `TorchDispatchMode` sees them; `rule_of` adds rules of pointwise operations.
+#: Operation of a `TorchDispatchMode` -> its rule. `rule_of` adds rules of pointwise operations.
 RULES = _rules() | {aten.max_pool2d_with_indices.default: Rule(max_pool_with_indices, is_view=False, overwrites=False)}
 ENLARGES = {operation for name in ENLARGING for operation in overloads(name)}
-(UNSAFE_VIEW,) = (each for each in overloads("_unsafe_view") if not schema_of(each).is_mutable)
+(UNSAFE_VIEW,) = (overload for overload in overloads("_unsafe_view") if not schema_of(overload).is_mutable)
 ADD, RELU, HARDSWISH = aten.add.Tensor, aten.relu.default, aten.hardswish.default
-#: Operations that save their input although backward reads only its shape and strides.
+#: Operations that save their input, although backward reads only its shape and strides.
 POOLINGS = ("max_pool2d_with_indices", "max_pool3d_with_indices", "avg_pool2d", "avg_pool3d", "_adaptive_avg_pool2d",
             "_adaptive_avg_pool3d")  # fmt: skip
 READS_SHAPE = {operation for name in POOLINGS for operation in overloads(name)}
@@ -115,9 +111,10 @@ POOL_BACKWARDS = {operation for name in POOLINGS for operation in overloads(f"{n
 
 
 def unread_input(operation: Operation, args: tuple[Any, ...]) -> Tensor | None:
-    """Return the input that autograd saves although no gradient depends on its elements; None if there is none.
+    """Return the input that autograd saves although backward does not read its elements; None without such an input.
 
-    Convolutions and evaluation-mode batch norms save their input for the gradient of the weight, frozen or not.
+    Convolutions and evaluation-mode batch norms save their input for the gradient of the weight, even if the weight is
+    frozen.
     """
     if operation is CONVOLUTION:
         is_frozen = not args[1].requires_grad
@@ -137,13 +134,5 @@ def reads_only_shape(operation: Operation, args: tuple[Any, ...]) -> bool:
     return operation in POOL_BACKWARDS
 
 
-def own(x: Tensor) -> Tensor:
-    """Return the tensor if torch owns its memory; otherwise a copy, because other code may overwrite the memory.
-
-    Also copies inference tensors, which autograd cannot save.
-    """
-    return x if x.untyped_storage().resizable() and not x.is_inference() else torch.empty_like(x).copy_(x)
-
-
-#: Operations that draw a mask of 0 and 1 -> the position of the mask among the outputs; None if it is the output.
+#: Operations that draw a mask of 0 and 1 -> index of the mask among their outputs; None if it is the only output.
 MASKS = {aten.bernoulli_.float: None, aten.native_dropout.default: 1}

@@ -33,7 +33,7 @@ GRADIENT = "zoo: gradient of bytes "
 
 
 class Change(NamedTuple):
-    """A block of ``size`` bytes is allocated at ``address``, or with a size of 0 or less the block there is freed."""
+    """An allocation of ``size`` bytes at ``address``. With a size of 0 or less, the block there is freed."""
 
     address: int
     size: int
@@ -45,22 +45,22 @@ class StorageLog(TorchDispatchMode):
     A storage first seen as an input existed before the log began and is not counted.
     """
 
-    supports_higher_order_operators = True  # such as `torch.cond`, of which it sees inputs and outputs
+    supports_higher_order_operators = True  # for operators such as `torch.cond`, it logs inputs and outputs
 
     def __init__(self) -> None:
         super().__init__()
         self.changes: list[Change] = []
-        self.marks: list[tuple[str, int]] = []  # with how many changes were before
+        self.marks: list[tuple[str, int]] = []  # names, and numbers of changes before them
         self._known: dict[int, weakref.ref[torch.UntypedStorage]] = {}
 
     def __torch_dispatch__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        for each in _storages_of((args, kwargs)):
-            self._know(each)
+        for storage in _storages_of((args, kwargs)):
+            self._know(storage)
         result = call_in_mode(func, *args, **kwargs or {})
-        for each in _storages_of(result):
-            self.note_created(each)
+        for storage in _storages_of(result):
+            self.note_created(storage)
         return result
 
     def note_created(self, storage: torch.UntypedStorage) -> None:
@@ -96,7 +96,7 @@ def _storages_of(tree: Any) -> list[torch.UntypedStorage]:
 
 
 def note_created(tensor: Tensor) -> Tensor:
-    """Return a tensor that was created while dispatch modes were disabled, and tell the active logs about it."""
+    """Report a tensor created while dispatch modes were disabled to the active logs; return the tensor."""
     for mode in dispatch_modes():
         if isinstance(mode, StorageLog):
             mode.note_created(tensor.untyped_storage())
@@ -104,9 +104,9 @@ def note_created(tensor: Tensor) -> Tensor:
 
 
 def totals_of(changes: Sequence[Change], left_out: Collection[int] = ()) -> Iterator[int]:
-    """Yield the bytes that are alive before the first change and after each, without changes at ``left_out`` indices.
+    """Yield the bytes that are alive before the first change and after each.
 
-    A block that is freed without having been allocated here existed before and does not count.
+    Blocks that were allocated before the changes, and allocations at the indices ``left_out``, do not count.
     """
     live: dict[int, int] = {}
     total = 0
@@ -120,14 +120,14 @@ def totals_of(changes: Sequence[Change], left_out: Collection[int] = ()) -> Iter
         yield total
 
 
-other_logs: list[Callable[[], object]] = []  #: functions that end the logs of others, which would be in the way
+other_logs: list[Callable[[], object]] = []  #: functions that end other open logs, since only one can be active
 
 
 class AllocatorLog:
-    """While active, logs in ``changes`` what the memory allocator of a device allocates and frees, in order.
+    """While active, logs in ``changes`` the blocks that the allocator of a device allocates and frees, in order.
 
-    On CUDA these are the requested bytes of the caching allocator's history, which is cleared. On the CPU a profiler
-    reports sizes without addresses: a freed block is assumed to be the latest block of its size.
+    On CUDA, reads the requested bytes from the history of the caching allocator, and clears the history. On the CPU, a
+    profiler reports sizes without addresses: a freed block is assumed to be the latest block of its size.
 
     Raises ConfigError on the CPU if a profiler is active already.
     """
@@ -137,7 +137,7 @@ class AllocatorLog:
         self._is_cuda = device.type == "cuda"
         self._gradients: set[int] = set()
         self.changes: list[Change] = []
-        self.marks: list[tuple[str, int]] = []  # with how many changes were before
+        self.marks: list[tuple[str, int]] = []  # names, and numbers of changes before them
 
     def __enter__(self) -> AllocatorLog:
         for end in other_logs:
@@ -173,7 +173,7 @@ class AllocatorLog:
             self._read(stop_allocation_log())
 
     def addresses(self, gradients: Iterable[torch.UntypedStorage]) -> set[int]:
-        """Return the addresses in the log of gradients, whose backward ran within `watched`."""
+        """Return the addresses in the log of gradients, if backward ran within `log_gradients`."""
         return {each.data_ptr() for each in gradients} if self._is_cuda else self._gradients
 
     def _history(self) -> list[Change]:
@@ -201,9 +201,9 @@ class AllocatorLog:
 
 
 class CudaLog:
-    """Reads the bytes that are allocated on a GPU at each mark, and in between from the history of the allocator.
+    """Reads the allocated bytes of a GPU at each mark, and between marks from the history of the allocator.
 
-    Does not wait for the GPU. A history that someone else records goes on.
+    Does not wait for the GPU. A history that other code records continues.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -235,7 +235,7 @@ class CudaLog:
             self._totals += accumulate(sizes[max(0, begin) : max(0, until)], initial=self._totals[-1])
 
     def mark(self, name: str) -> None:
-        """Read the bytes that are allocated now."""
+        """Read the allocated bytes."""
         self._names.append(name)
         self._readings.append(read_allocator(self._device))
 
@@ -260,12 +260,12 @@ def log_of(device: torch.device) -> StepLog:
 
 
 @contextmanager
-def watched(parameters: Iterable[Tensor]) -> Iterator[None]:
-    """Return a context in which an active `AllocatorLog` learns when backward computes a gradient."""
+def log_gradients(parameters: Iterable[Tensor]) -> Iterator[None]:
+    """Marks the gradients that backward computes in an active `AllocatorLog`."""
     with ExitStack() as hooks:
-        for each in parameters:
-            if each.requires_grad:
-                hooks.callback(each.register_hook(_mark_gradient).remove)
+        for parameter in parameters:
+            if parameter.requires_grad:
+                hooks.callback(parameter.register_hook(_mark_gradient).remove)
         yield
 
 

@@ -1,4 +1,4 @@
-"""What the nodes of a graph are that AOTAutograd traces: tensors, views, symbolic sizes.
+"""Properties of nodes in graphs that AOTAutograd traces: tensors, views, symbolic sizes.
 
 ``meta["val"]`` of a node is an example of its value.
 """
@@ -21,7 +21,7 @@ Node = Any  # torch.fx.Node, whose type stubs differ between versions of torch
 
 
 def is_node(value: object) -> bool:
-    """Return whether an argument of a node is another node."""
+    """Return whether an argument is a node."""
     return isinstance(value, fx.Node)
 
 
@@ -31,7 +31,7 @@ def is_computed(node: Node) -> bool:
 
 
 def is_tensor(node: Node) -> bool:
-    """Return whether the value of a node is one tensor."""
+    """Return whether the value of a node is a tensor, not a tuple of tensors."""
     return isinstance(node.meta.get("val"), Tensor)
 
 
@@ -51,7 +51,7 @@ def are_alike(a: Node, b: Node) -> bool:
 
 
 def is_view(node: Node) -> bool:
-    """Return whether a node is its first input or a view of it, or one of several views, as an output of unbind."""
+    """Return whether a node is an alias or view of its first input, possibly one of several, as in unbind."""
     if node.target is operator.getitem:
         return is_computed(node.args[0]) and is_view(node.args[0])
     rule = rule_of(node.target)
@@ -59,26 +59,26 @@ def is_view(node: Node) -> bool:
 
 
 def base_of(node: Node) -> Node:
-    """Return the node whose memory a node is a view of."""
+    """Return the node that owns the memory of a node."""
     while is_computed(node) and is_view(node):
         node = node.all_input_nodes[0]
     return node
 
 
 def inputs_of(node: Node) -> list[Node]:
-    """Return the inputs of the operation that computes a node, which may be one of several outputs."""
+    """Return the inputs of the operation that computes a node. The node may be one of several outputs."""
     inputs: list[Node] = (node.args[0] if node.target is operator.getitem else node).all_input_nodes
     return inputs
 
 
 def bytes_of(node: Node) -> int:
-    """Return the bytes of a tensor or of several; with symbolic sizes, the bytes of the traced example."""
+    """Return the bytes of all tensors in the value of a node. Symbolic sizes count as in the traced example."""
     value = node.meta.get("val")
     values = value if isinstance(value, (tuple, list)) else (value,)
-    return sum(size_hint(each.numel()) * each.dtype.itemsize for each in values if isinstance(each, Tensor))
+    return sum(size_hint(item.numel()) * item.dtype.itemsize for item in values if isinstance(item, Tensor))
 
 
 def flops_of_node(node: Node) -> float | None:
-    """Return the FLOP of a convolution, matrix product or attention; None for other and for random operations."""
-    flops = flops_of(node.target, map_arg(node.args, lambda each: each.meta["val"]), node.meta["val"])
+    """Return the FLOP of a convolution, matrix product or attention without dropout; None for other operations."""
+    flops = flops_of(node.target, map_arg(node.args, lambda arg: arg.meta["val"]), node.meta["val"])
     return None if flops is None else float(size_hint(flops))

@@ -1,8 +1,8 @@
 """The rules of lean training applied to Inductor's joint graphs: what forward saves, and what backward recomputes.
 
 AOTAutograd traces forward and backward of a network into one joint graph of functional operations. `partition` plans
-what forward saves, clones every other forward node that backward reads into the backward part, in front of its reader,
-and lets torch split the graph there. Inductor fuses the clones into the kernels of backward.
+what forward saves. Other forward nodes that backward reads are cloned into the backward part, in front of their
+readers. Then torch splits the graph, and Inductor fuses the clones into the kernels of backward.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ aten = torch.ops.aten
 
 
 def inductor_options(budget: float | int | str | None = None) -> dict[str, Any]:
-    """Return ``options`` for torch.compile, with which Inductor's graphs save what `zoo.lean` would save.
+    """Return ``options`` for torch.compile that make Inductor's graphs save what `zoo.lean` would save.
 
     ``torch.compile(model, options=zoo.remat.inductor_options())`` fuses recomputation into backward's kernels.
-    Results equal other compiled training up to rounding. Random numbers are drawn once. Without a GPU, Inductor's
-    layout optimization is off: it would hold a copy of each convolution's weights from forward to backward.
+    Results equal other compiled training up to rounding. Random numbers are drawn once. Without a GPU, the options turn
+    off Inductor's layout optimization, which would hold a copy of the weights of convolutions until backward.
 
     Args:
     - `budget`: as for `zoo.lean`, except for a limit in bytes; a fraction applies to each graph.
@@ -81,12 +81,12 @@ def partition(
 
 
 class _Rewriting:
-    """Gives the backward nodes of a joint graph clones of the forward nodes that are not saved, as a plan says."""
+    """Replaces inputs of backward nodes by clones of forward nodes, where the plan does not save these."""
 
     def __init__(self, graph: Any, num_fwd_outputs: int, budget: Budget) -> None:
         self._graph = graph
         nodes = list(graph.nodes)
-        # As torch's default partitioner: everything up to the last node that was traced in forward belongs to it.
+        # As in torch's default partitioner, forward ends with the last node that was traced in it.
         end = 1 + max(index for index, node in enumerate(nodes) if node.op == "placeholder" or is_forward_node(node))
         self._forward = [node for node in nodes[:end] if not is_tangent_node(node)]
         self._is_forward = set(self._forward)
@@ -95,7 +95,7 @@ class _Rewriting:
         assert isinstance(outputs, (list, tuple))
         returned = {node for node in outputs[num_fwd_outputs:] if is_node(node)} & self._is_forward
         self._replace_unread()
-        reads = [each for node in self._backward for each in node.all_input_nodes if self._is_read(each)]
+        reads = [source for node in self._backward for source in node.all_input_nodes if self._is_read(source)]
         written = {node.args[0] for node in nodes if node.target is aten.copy_.default} | overwritten_inputs(graph)
         self._cut = Cut(self._forward, reads, returned, written, budget)
         self._clones: dict[Node, Node] = {}
@@ -109,18 +109,18 @@ class _Rewriting:
                 before = self._clones.copy()
                 found[source] = self._at(source, node)
                 if self._is_read(source):
-                    for each in list(self._clones):
-                        if self._cut.frees(each, time, is_new=each not in before):
-                            del self._clones[each]
+                    for clone in list(self._clones):
+                        if self._cut.frees(clone, time, is_new=clone not in before):
+                            del self._clones[clone]
                     time += 1
             node.args, node.kwargs = map_arg((node.args, node.kwargs), found.__getitem__)
 
     def _is_read(self, source: Node) -> bool:
-        """Return whether an input of a node of backward is a tensor of forward."""
+        """Return whether an input of a backward node is a tensor of forward."""
         return source in self._is_forward and is_tensor(source)
 
     def _replace_unread(self) -> None:
-        """Let backward read an uninitialized tensor where it reads only the shape of an input, as frozen layers do."""
+        """Replace inputs of which backward reads only the shape, as in frozen layers, by uninitialized tensors."""
         for node in self._backward:
             read: Any = node.args[1] if len(node.args) > 1 else None
             source: Any = base_of(read) if is_node(read) else None
@@ -131,13 +131,13 @@ class _Rewriting:
             if read in self._is_forward:
                 options = {"dtype": value.dtype, "device": value.device}
                 node.update_arg(1, self._call(node, aten.empty_strided.default, self._layout(read), options, value))
-        self._graph.eliminate_dead_code()  # views of what was replaced
+        self._graph.eliminate_dead_code()  # removes unused views of replaced inputs
         self._forward = [node for node in self._forward if node.users or not is_computed(node)]
         self._backward = [node for node in self._backward if node.users]
         self._is_forward = set(self._forward)
 
     def _layout(self, node: Node) -> tuple[list[Any], list[Any]]:
-        """Return the shape and the strides of a tensor of forward; a symbolic size is a node that is inserted."""
+        """Return the shape and the strides of a tensor of forward. Inserts a node for each symbolic size."""
 
         def argument(operation: Any, dim: int, size: Any) -> Any:
             return size if isinstance(size, int) else self._insert(node, operation, (node, dim), size)
@@ -147,7 +147,7 @@ class _Rewriting:
         return shape, [argument(aten.sym_stride.int, dim, size) for dim, size in enumerate(value.stride())]
 
     def _insert(self, after: Node, target: Any, args: Any, value: Any) -> Node:
-        """Insert a node of forward."""
+        """Insert a node of forward; return it."""
         with self._graph.inserting_after(after):
             node = self._graph.call_function(target, args)
         node.meta = {**after.meta, "val": value}
@@ -156,17 +156,17 @@ class _Rewriting:
         return node
 
     def _at(self, source: Node, user: Node) -> Node:
-        """Return a node with the value of ``source`` that backward can read, computed before its first reader."""
+        """Return ``source`` if backward can read it; otherwise its clone, inserted before ``user`` if it is new."""
         is_available = source not in self._is_forward or not is_computed(source) or is_symbol(source)
         if is_available or source in self._cut.saved or not self._cut.is_repeatable(source):
             return source
         if source not in self._clones:
-            args, kwargs = (map_arg(each, partial(self._at, user=user)) for each in (source.args, source.kwargs))
+            args, kwargs = (map_arg(part, partial(self._at, user=user)) for part in (source.args, source.kwargs))
             self._clones[source] = self._call(user, source.target, args, kwargs, source.meta["val"])
         return self._clones[source]
 
     def _call(self, user: Node, target: Any, args: Any, kwargs: Any, value: Any) -> Node:
-        """Insert an operation of backward with an example of its value, and return its node."""
+        """Insert an operation of backward with an example of its value; return its node."""
         with self._graph.inserting_before(user):
             node = self._graph.call_function(target, args, kwargs)
         node.meta = {**BACKWARD_TAG, "val": value}
