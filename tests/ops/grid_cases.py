@@ -1,18 +1,14 @@
-"""Prints as JSON the results of the Triton kernel of sums on the grid in Triton's interpreter.
-
-tests/ops/test_grid_triton.py runs it with TRITON_INTERPRET=1, which has to be set before Triton is imported.
-"""
+"""Sums on the grid, in which every back end has the bits of separate operations."""
 
 from __future__ import annotations
-
-import json
 
 import torch
 from torch import Tensor
 
-from zoo.ops.grid import digest, round_to_grid
+from tests.ops.pooling_cases import LAYOUTS
+from zoo.ops.grid import digest, round_to_grid, sum_on_grid
 
-CASES = {"add": False, "subtract": True}
+CASES = {f"{sign} {layout}": (sign == "subtract", layout) for sign in ("add", "subtract") for layout in LAYOUTS}
 
 
 def terms() -> tuple[Tensor, Tensor]:
@@ -31,19 +27,22 @@ def expected(x: Tensor, r: Tensor, subtract: bool) -> tuple[Tensor, Tensor]:
     return total, torch.stack([digest(total if subtract else x), total.abs().max().view(torch.int32)])
 
 
-def is_right(subtract: bool) -> bool:
-    """Return whether the kernel is bit-identical to the separate operations, in a new tensor and in place."""
-    from zoo.ops.grid_triton import sum_into
-
-    x, r = terms()
+def is_right(name: str, device: str, back_end: str) -> bool:
+    """Return whether sum and summary are bit-identical to separate operations, in a new tensor and in place."""
+    subtract, layout = CASES[name]
+    x, r = (term.contiguous(memory_format=LAYOUTS[layout]) for term in terms())
     total, summary = expected(x, r, subtract)
-    for out in (torch.empty_like(x), x):
-        found = torch.full((2,), 7, dtype=torch.int32)
-        sum_into(out, found, x, r, 2.0**14, subtract)
-        if not (torch.equal(out.view(torch.int32), total.view(torch.int32)) and torch.equal(found, summary)):
+    x, r = x.to(device), r.to(device)
+    for out in (None, x):
+        found, its_summary = sum_on_grid(x, r, 14, subtract, out)
+        assert (found is x) == (out is x)
+        assert (its_summary is None) == (back_end == "reference")
+        same_summary = its_summary is None or torch.equal(its_summary.cpu(), summary)
+        if not (same_summary and torch.equal(found.cpu().view(torch.int32), total.view(torch.int32))):
             return False
     return True
 
 
-if __name__ == "__main__":
-    print(json.dumps({name: is_right(subtract) for name, subtract in CASES.items()}))
+def report(device: str, back_end: str) -> dict[str, bool]:
+    """Return for each case whether a back end has the bits of separate operations."""
+    return {name: is_right(name, device, back_end) for name in CASES}

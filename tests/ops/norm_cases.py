@@ -1,12 +1,7 @@
-"""Cases for the kernels of the norm, and the errors by which every back end is judged.
-
-As a program, started with TRITON_INTERPRET=1 because Triton decides at import whether it interprets: runs all cases of
-the Triton kernels on small tensors of the CPU and prints the errors as JSON.
-"""
+"""Cases for the kernels of the norm, and the errors by which every back end is judged."""
 
 from __future__ import annotations
 
-import json
 from contextlib import nullcontext
 from typing import Any, NamedTuple
 from unittest.mock import patch
@@ -20,6 +15,7 @@ from tests.ops import small_scales
 from zoo.ops.abn import triton
 from zoo.ops.abn.kernels import KERNELS
 from zoo.ops.abn.reference import NormSettings
+from zoo.ops.operators import accumulate_dtype
 
 REFERENCE, TRITON = KERNELS["reference"], KERNELS["triton"]
 ACTIVATIONS = {"leaky_relu": 0.01, "elu": 0.7, "identity": 0.01}
@@ -27,7 +23,6 @@ LAYOUTS = ["contiguous", "channels_last"]
 FLOATS = ["float32", "bfloat16", "float16"]
 # All activations in one dtype and each other dtype with one: the interpreter is slow.
 KINDS = {"float64": [*ACTIVATIONS], "float32": ["elu"], "bfloat16": ["leaky_relu"], "float16": ["identity"]}
-SMALL_SCALES = [("float32", "channels_last"), ("bfloat16", "contiguous")]
 
 
 class Case(NamedTuple):
@@ -42,7 +37,7 @@ class Case(NamedTuple):
     training: bool = True
     gradient: str = "same"
     mean: float = 0.5
-    weight: float | None = None
+    weight: float | tuple[float, ...] | None = None
     programs: int | None = None
 
 
@@ -69,8 +64,12 @@ CASES = {
             "zero scale": {"weight": 0.0},
             "negative scale": {"weight": -0.7, "activation": "elu"},
             "tiny scale with shortcut": {"weight": 1e-3, "shortcut": True},
+            "scales around zero": {"weight": (0.0, -0.0, 1e-3, -1e-4, 1.0), "shape": (6, 5, 13, 11), "shortcut": True},
             "expanded gradient": {"gradient": "expanded"},
             "transposed gradient": {"gradient": "transposed", "shortcut": True},
+            "contiguous gradient": {"gradient": "contiguous"},
+            "channels_last gradient": {"gradient": "channels_last", "shortcut": True},
+            "strided gradient": {"gradient": "strided"},
         }.items()
     },
     "many channels": Case("float64", "channels_last", shape=(2, 200, 3, 3), shortcut=True),
@@ -106,7 +105,7 @@ def lay_out(x: Tensor, layout: str) -> Tensor:
     if layout == "transposed":
         return x.transpose(2, 3).contiguous().transpose(2, 3)
     if layout == "strided":
-        return x.repeat_interleave(2, -1)[..., ::2]
+        return torch.stack([x, torch.full_like(x, torch.nan)], dim=-1)[..., 0]
     if layout == "expanded":
         return x[:1, :, :1, :1].expand(x.shape)
     if layout == "misaligned":
@@ -119,8 +118,9 @@ def make(case: Case, device: str, exact: bool = False) -> tuple[Tensor, Tensor, 
     generator = torch.Generator().manual_seed(0)
     dtype = getattr(torch, case.dtype)
     x, dz, shortcut = (torch.randn(case.shape, generator=generator, dtype=torch.float64) for _ in range(3))
-    weight = torch.linspace(-1.2, 1.6, case.shape[1]) if case.weight is None else torch.full(x.shape[1:2], case.weight)
-    vectors = [weight, torch.linspace(0.6, -0.4, case.shape[1])]
+    channels = case.shape[1]
+    weight = torch.linspace(-1.2, 1.6, channels) if case.weight is None else torch.tensor(case.weight).expand(channels)
+    vectors = [weight, torch.linspace(0.6, -0.4, channels)]
     gradient = case.layout if case.gradient == "same" else case.gradient
     x, dz, shortcut, *vectors = (
         v.to(device, dtype).to(torch.float64 if exact else dtype) for v in (x * 2 + case.mean, dz, shortcut, *vectors)
@@ -208,28 +208,37 @@ def assert_equals_the_reference(case: Case, result: dict[str, dict[str, float]])
 
 
 def measure_large_mean(layout: str, device: str, kernels: Any) -> float:
-    """Return the relative error of the variance of float32 values with mean 1000 and deviation 1."""
-    x = 1000 + torch.randn(4, 3, 30, 40, generator=torch.Generator().manual_seed(0))
-    x = lay_out(x.to(device), layout)
-    return relative_error(kernels.statistics(x)[1], x.double().var((0, 2, 3), correction=0))
+    """Return the largest relative error of the variance of float32 values with a mean far above their deviation."""
+    errors = []
+    for shape in ((4, 3, 30, 40), (64, 3, 40, 50), (256, 24, 2, 2), (3000, 5)):
+        x = 3000 + torch.randn(shape, generator=torch.Generator().manual_seed(0))
+        x[0] += 500  # unlike the other images
+        x = lay_out(x.to(device), layout)
+        errors.append(relative_error(kernels.statistics(x)[1], REFERENCE.statistics(x.double())[1]))
+    return max(errors)
 
 
 def measure_saturated(dtype: str, layout: str, device: str, kernels: Any) -> dict[str, Any]:
     """Return errors against the reference of an elu that saturates, and whether all is finite."""
     x = torch.cat([torch.full((1, 2, 4, 4), -60.0), torch.randn(3, 2, 4, 4)]).to(device, getattr(torch, dtype))
-    ones = torch.ones(2, device=device)
-    x, settings = lay_out(x, layout), NormSettings(30 * ones, -25 * ones, 1e-5, "elu", 1.0)
-    z, dz = REFERENCE.apply(x, *REFERENCE.statistics(x), settings), torch.randn_like(x)
-    var = REFERENCE.statistics(x)[1]
-    results = []
-    for each in (kernels, REFERENCE):
-        sums = each.backward_reduce(z, dz, settings)
-        results.append([*sums, each.backward_apply(z, dz, var, tuple(s / 64 for s in sums), settings)[0]])
-    return {
-        "saturated": bool((z == -1).any()),
-        "finite": all(v.isfinite().all() for v in results[0]),
-        "errors": [relative_error(*pair) for pair in zip(*results, strict=True)],
-    }
+    x, ones = lay_out(x, layout), torch.ones(2, device=device, dtype=accumulate_dtype(x.dtype))
+    saturated, finite, errors, inverse_errors = [], [], [], []
+    for alpha in (1.0, 0.1, 3.0):
+        settings = NormSettings(30 * ones, -25 * ones, 1e-5, "elu", alpha)
+        mean, var = REFERENCE.statistics(x)
+        z = REFERENCE.apply(x, mean, var, settings)
+        saturated.append(bool((z == -torch.tensor(alpha, dtype=z.dtype)).any()))
+        for dz in (torch.randn_like(z), torch.zeros_like(z)):  # for zeros, dx is x_hat up to a factor
+            results = []
+            for each in (kernels, REFERENCE):
+                sums = each.backward_reduce(z, dz, settings)
+                means = (sums[0] / 64, sums[1] / 64 - float(not dz.any()))
+                results.append([*sums, each.backward_apply(z, dz, var, means, settings)[0]])
+            finite += [bool(value.isfinite().all()) for value in results[0]]
+            deviations = [relative_error(*pair) for pair in zip(*results, strict=True)]
+            errors += deviations if dz.any() else []
+            inverse_errors += [] if dz.any() else deviations
+    return {"saturated": all(saturated), "finite": all(finite), "errors": errors, "inverse errors": inverse_errors}
 
 
 # How far from the truth an elu and its inverse may be, relative to it: a rounding of the dtype, which the interpreter
@@ -297,7 +306,6 @@ def check_operators() -> list[str]:
 
 def measure_compiled() -> list[float]:
     """Return the deviations of output and gradients of two norms, compiled in one graph, from eager ones."""
-    from zoo.ops import backend
     from zoo.ops.abn.functional import inplace_abn
 
     def network(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
@@ -306,7 +314,6 @@ def measure_compiled() -> list[float]:
         return x.square().sum()
 
     x, _, _, settings = make(Case(dtype="float64"), "cpu")
-    backend._chosen["cpu"] = "triton"  # the interpreter's tensors are on the CPU
     results = []
     for function in (network, torch.compile(network, fullgraph=True, backend="aot_eager")):
         leaves = [v.clone().requires_grad_() for v in (x, *settings[:2])]
@@ -377,13 +384,14 @@ def report(device: str, kernels: Any) -> dict[str, Any]:
         "large mean": {layout: measure_large_mean(layout, device, kernels) for layout in LAYOUTS},
         "saturated": {
             f"{dtype} {layout}": measure_saturated(dtype, layout, device, kernels)
-            for dtype in FLOATS
+            for dtype in small_scales.DTYPES
             for layout in LAYOUTS
         },
         "small elu": {dtype: measure_small_elu(dtype, device, kernels) for dtype in ELU_ERRORS},
         "small scales": {
             f"{dtype} {layout} {activation}": measure_small_scales(dtype, layout, activation, device, kernels)
-            for dtype, layout in SMALL_SCALES
+            for dtype in small_scales.DTYPES
+            for layout in LAYOUTS
             for activation in small_scales.ACTIVATIONS
         },
         "running": {
@@ -397,7 +405,3 @@ def report(device: str, kernels: Any) -> dict[str, Any]:
         },
         "empty": [measure_empty(shape, device, kernels) for shape in ((0, 3, 4, 4), (2, 3, 0, 4), (0, 3), (2, 0, 3))],
     }
-
-
-if __name__ == "__main__":
-    print(json.dumps(report("cpu", TRITON) | {"operators": check_operators(), "compiled": measure_compiled()}))

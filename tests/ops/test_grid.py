@@ -9,13 +9,12 @@ import pytest
 import torch
 from torch import nn
 
-from tests.ops.grid_cases import expected, terms
+from tests.ops.grid_cases import terms
 from tests.refusals import refused
 from zoo.errors import ConfigError, VerificationError
 from zoo.layers import ReversibleBlock, ReversibleSequential
 from zoo.layers.invertible import InvertibleLeakyReLU
 from zoo.layers.reversible import PairPool
-from zoo.ops.backend import force_back_end
 from zoo.ops.chain import run_chain
 from zoo.ops.grid import digest, round_to_grid, sum_on_grid
 
@@ -59,20 +58,6 @@ def test_rounding_to_grid_can_be_exported():
 @pytest.mark.parametrize("bits", [-1, 23, 14.5, True, "14"])
 def test_invalid_grid_raises(bits):
     refused(ConfigError, lambda: round_to_grid(torch.zeros(1), bits), "grid_bits", "0 to 22")
-
-
-@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
-@pytest.mark.parametrize("subtract", [False, True])
-@pytest.mark.parametrize("backend", ["auto", "reference"])
-def test_sums_and_their_summary_are_bit_identical_to_separate_operations(backend, subtract, layout):
-    x, r = (term.contiguous(memory_format=layout) for term in terms())
-    total, summary = expected(x, r, subtract)
-    with force_back_end(backend):
-        for out in (None, x):
-            found, its_summary = sum_on_grid(x, r, 14, subtract, out)
-            assert (found is x) == (out is x)
-            assert torch.equal(found.view(torch.int32), total.view(torch.int32))
-            assert its_summary is None or torch.equal(its_summary, summary)
 
 
 def test_sum_of_other_layouts_and_half_precision_is_right():

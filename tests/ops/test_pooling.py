@@ -1,4 +1,4 @@
-"""The pooling that saves indices as bytes: torch's outputs and gradients bit for bit, and held bytes."""
+"""The pooling that saves indices as bytes: windows, fallbacks and held bytes; test_back_ends.py has its bits."""
 
 from __future__ import annotations
 
@@ -8,14 +8,16 @@ import torch.nn.functional as F
 import torch.utils.checkpoint
 from torch import nn
 
+from tests.ops.back_ends import needs
 from tests.refusals import refused
 from zoo.layers.conv import MaxPool2d
 from zoo.memory.allocations import measure_memory
-from zoo.ops import native, pooling
+from zoo.ops import pooling
 from zoo.ops.backend import force_back_end
 from zoo.ops.pooling import max_pool2d
 
-needs_kernels = pytest.mark.skipif(native.unavailable_reason() is not None, reason=str(native.unavailable_reason()))
+needs_kernels = needs("native")
+LAYOUTS = [torch.contiguous_format, torch.channels_last]
 
 
 def gradients(pool, x, *args):
@@ -31,24 +33,6 @@ def all_equal(actual, expected):
     return all(torch.equal(ours, theirs) for ours, theirs in zip(actual, expected, strict=True))
 
 
-def same(actual, expected):
-    return torch.equal(actual.nan_to_num(nan=7e4), expected.nan_to_num(nan=7e4))
-
-
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
-@pytest.mark.parametrize("shape", [(2, 3, 12, 12), (1, 1, 7, 5), (3, 2, 1, 1), (2, 3, 2, 9), (0, 3, 6, 6)])
-def test_outputs_gradients_and_layout_equal_torch(shape, layout, dtype):
-    torch.manual_seed(0)
-    x = torch.randn(shape, dtype=dtype).contiguous(memory_format=layout)
-    (z, dx), (their_z, their_dx) = gradients(max_pool2d, x, 3, 2, 1), gradients(F.max_pool2d, x, 3, 2, 1)
-    assert torch.equal(z, their_z)
-    assert torch.equal(dx, their_dx)
-    assert z.stride() == their_z.stride()
-    assert dx.stride() == their_dx.stride()
-    assert dx.dtype == dtype
-
-
 @pytest.mark.parametrize("seed", range(40))
 def test_every_kind_of_window_has_gradient_of_torch(seed):
     generator = torch.Generator().manual_seed(seed)
@@ -62,30 +46,9 @@ def test_every_kind_of_window_has_gradient_of_torch(seed):
     size = [max(1, r) + extra for r, extra in zip(reach, draw(0, 9), strict=True)]
     x = torch.randint(0, 3, (2, 2, *size), generator=generator).float()  # many ties
     args = (kernel, stride, padding, dilation, bool(seed % 2))
-    for layout in (torch.contiguous_format, torch.channels_last):
+    for layout in LAYOUTS:
         x = x.contiguous(memory_format=layout)
         assert all_equal(gradients(max_pool2d, x, *args), gradients(F.max_pool2d, x, *args))
-
-
-@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
-def test_ties_nan_and_infinities_choose_the_same_element(layout):
-    torch.manual_seed(0)
-    x = torch.randint(0, 2, (2, 3, 9, 9)).float()
-    x[0, 0, 2:5, 2:5] = float("nan")
-    x[0, 1, 0:6] = -float("inf")
-    x[1, 2, 4:] = float("inf")
-    x = x.contiguous(memory_format=layout)
-    (z, dx), (their_z, their_dx) = gradients(max_pool2d, x, 3, 2, 1), gradients(F.max_pool2d, x, 3, 2, 1)
-    assert same(z, their_z)
-    assert torch.equal(dx, their_dx)
-
-
-def test_maps_narrower_than_window_and_maps_without_batch():
-    x = torch.tensor([[[[3.0], [1.0], [5.0]]]])
-    args = (16, 1, 8)
-    assert torch.equal(gradients(max_pool2d, x, *args)[1], gradients(F.max_pool2d, x, *args)[1])
-    x = torch.randn(3, 8, 8)
-    assert torch.equal(gradients(max_pool2d, x, 3, 2, 1)[1], gradients(F.max_pool2d, x, 3, 2, 1)[1])
 
 
 def test_pooling_falls_back_to_torch_without_compiled_kernels(monkeypatch):
@@ -95,14 +58,15 @@ def test_pooling_falls_back_to_torch_without_compiled_kernels(monkeypatch):
         assert all_equal(gradients(max_pool2d, x, 3, 2, 1), gradients(F.max_pool2d, x, 3, 2, 1))
 
 
-def test_large_windows_fall_back_to_torch():
-    x = torch.randn(1, 2, 40, 40)
-    assert torch.equal(gradients(max_pool2d, x, 17, 3)[1], gradients(F.max_pool2d, x, 17, 3)[1])
+@pytest.mark.parametrize(("shape", "window"), [((1, 2, 40, 40), (17, 3)), ((3, 8, 8), (3, 2, 1))])
+def test_large_windows_and_maps_without_batch_equal_torch(shape, window):
+    x = torch.randn(shape)
+    assert all_equal(gradients(max_pool2d, x, *window), gradients(F.max_pool2d, x, *window))
 
 
 @pytest.mark.parametrize("cut", [lambda x: x[:, 1:], lambda x: x[:, :, ::2], lambda x: x[:1].expand(3, -1, -1, -1)])
 def test_strided_inputs_have_gradient_of_torch(cut):
-    for layout in (torch.contiguous_format, torch.channels_last):
+    for layout in LAYOUTS:
         x = torch.randn(2, 4, 12, 12).contiguous(memory_format=layout)
         ours = gradients(lambda x: max_pool2d(cut(x), 3, 2, 1), x)
         theirs = gradients(lambda x: F.max_pool2d(cut(x), 3, 2, 1), x)
@@ -149,56 +113,10 @@ def test_module_replaces_torch_module():
     assert z.requires_grad
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
-@pytest.mark.parametrize("window", [(3, 2, 1), (2, 2), (3, 1, 1), (5, 1, 2), (3, 3, 0, 2)])
-def test_maps_of_many_vectors_are_bit_identical_to_torch(window, layout, dtype):
-    generator = torch.Generator().manual_seed(0)
-    x = torch.randn(2, 150, 37, 41, generator=generator).to(dtype).contiguous(memory_format=layout)
-    x[0, 3, 5:9, 7] = torch.nan
-    threads = torch.get_num_threads()
-    theirs = gradients(F.max_pool2d, x, *window)
-    try:
-        for count in (1, 3):
-            torch.set_num_threads(count)
-            ours = gradients(max_pool2d, x, *window)
-            assert same(ours[0], theirs[0])
-            assert torch.equal(ours[1], theirs[1])
-    finally:
-        torch.set_num_threads(threads)
-
-
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("window", [(3, 2, 1), (2, 3), (3, 1, 1), ((1, 200), 2), (3, 5, 1, 30), ((16, 3), 2, (8, 1))])
-def test_planes_of_many_bands_are_bit_identical_to_torch(window, dtype):
-    generator = torch.Generator().manual_seed(0)
-    x = torch.randint(-3, 4, (1, 2, 203, 211), generator=generator).to(dtype)
-    x[0, 0, :50] = -torch.inf
-    x[0, 1, :, :150] = -torch.inf
-    ours, theirs = gradients(max_pool2d, x, *window), gradients(F.max_pool2d, x, *window)
-    assert all_equal(ours, theirs)
-
-
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
-@pytest.mark.parametrize("channels", [1, 3, 40])
-def test_zeros_have_sign_of_torch(channels, layout, dtype):
-    torch.manual_seed(0)
-    x = (torch.rand(2, channels, 20, 20) - 0.5).sign().mul(0).to(dtype).contiguous(memory_format=layout)
-    x.requires_grad_()
-    bits = {8: torch.int64, 4: torch.int32, 2: torch.int16}[x.element_size()]
-    results = []
-    for pool in (max_pool2d, F.max_pool2d):
-        z = pool(x, 3, 2, 1)
-        (dx,) = torch.autograd.grad(z, x, -z)
-        results.append((z.view(bits), dx.view(bits)))
-    assert all_equal(*results)
-
-
 @needs_kernels
 def test_empty_window_gives_minus_infinity():
     """For such a window, torch itself returns an index outside of the map."""
-    for layout in (torch.contiguous_format, torch.channels_last):
+    for layout in LAYOUTS:
         x = torch.ones(1, 2, 2, 2).contiguous(memory_format=layout)
         z, dx = gradients(max_pool2d, x, 2, 1, 1, 3)
         assert z.shape == (1, 2, 1, 1)
@@ -206,18 +124,8 @@ def test_empty_window_gives_minus_infinity():
         assert not dx.any()
 
 
-def test_all_16_bit_values_compare_like_torch():
-    every = torch.arange(-(2**15), 2**15, dtype=torch.int16)[torch.randperm(2**16)]
-    for dtype in (torch.bfloat16, torch.float16):
-        x = every.view(dtype).view(1, 4, 128, 128)
-        (z, dx), (their_z, their_dx) = gradients(max_pool2d, x, 2, 2), gradients(F.max_pool2d, x, 2, 2)
-        assert torch.equal(z.isnan(), their_z.isnan())
-        assert torch.equal(z.nan_to_num(7), their_z.nan_to_num(7))
-        assert torch.equal(dx, their_dx)
-
-
 @needs_kernels
-@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+@pytest.mark.parametrize("layout", LAYOUTS)
 def test_opcheck_accepts_both_operators(layout):
     x = torch.randn(2, 3, 9, 8).contiguous(memory_format=layout)
     window = [3, 3], [2, 2], [1, 1], [1, 1], False

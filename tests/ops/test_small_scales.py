@@ -6,38 +6,14 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from tests.ops.abn.test_native import arrange
-from tests.ops.small_scales import (
-    ACTIVATIONS,
-    BIASES,
-    CHANNELS,
-    DTYPES,
-    assert_bounded,
-    errors_of,
-    make,
-    measure_kernels,
-)
+from tests.ops.back_ends import ON_CPU
+from tests.ops.small_scales import BIASES, CHANNELS, DTYPES, assert_bounded, errors_of, make
 from zoo.ops.abn.functional import inplace_abn
 from zoo.ops.abn.kernels import KERNELS
-from zoo.ops.backend import force_back_end, unavailable_reason
-
-needs_native = pytest.mark.skipif(
-    unavailable_reason("native") is not None, reason=f"compiled kernels: {unavailable_reason('native')}"
-)
-BACK_ENDS = [pytest.param("native", marks=needs_native), "reference"]
+from zoo.ops.backend import force_back_end
 
 
-@pytest.mark.parametrize("back_end", BACK_ENDS)
-@pytest.mark.parametrize("layout", ["contiguous", "channels_last"])
-@pytest.mark.parametrize("activation", ACTIVATIONS)
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_gradient_errors_are_bounded(dtype, activation, layout, back_end):
-    x, dz, settings = make(dtype, activation)
-    x, dz = arrange(x, layout), arrange(dz, layout)
-    assert_bounded(measure_kernels(KERNELS[back_end], x, dz, settings), dtype)
-
-
-@pytest.mark.parametrize("back_end", BACK_ENDS)
+@pytest.mark.parametrize("back_end", ON_CPU)
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_bound_holds_for_planes_computed_by_channel(dtype, back_end):
     x, dz, settings = make(dtype, "leaky_relu", size=(2, 131, 127))
@@ -48,7 +24,7 @@ def test_bound_holds_for_planes_computed_by_channel(dtype, back_end):
     assert_bounded(errors_of(*gradients, x, dz, settings), dtype)
 
 
-@pytest.mark.parametrize("back_end", BACK_ENDS)
+@pytest.mark.parametrize("back_end", ON_CPU)
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_x_hat_is_zero_only_where_it_is_lost(dtype, back_end):
     """The gradient of the scale is then exactly 0, so that only weight decay can still change it."""
@@ -60,7 +36,7 @@ def test_x_hat_is_zero_only_where_it_is_lost(dtype, back_end):
     assert lost.any() == (dtype in ("bfloat16", "float16"))
 
 
-@pytest.mark.parametrize("back_end", BACK_ENDS)
+@pytest.mark.parametrize("back_end", ON_CPU)
 def test_nan_reaches_all_gradients_of_channel(back_end):
     x, dz, settings = make("bfloat16", "leaky_relu")
     settings = settings._replace(weight=torch.zeros_like(settings.weight))
@@ -74,7 +50,7 @@ def test_nan_reaches_all_gradients_of_channel(back_end):
     assert dx.isnan().all()
 
 
-@pytest.mark.parametrize("back_end", BACK_ENDS)
+@pytest.mark.parametrize("back_end", ON_CPU)
 def test_gradients_of_zero_scale_have_float32_size(back_end):
     """The network has biases as after training, beside scales that weight decay has brought to 0."""
     generator = torch.Generator().manual_seed(0)

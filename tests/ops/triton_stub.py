@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
@@ -66,7 +66,7 @@ class Device:
         return lambda *_: started.append(name)
 
 
-class Compiler:
+class _Compiler:
     """Replaces a kernel: compiles the code that would be launched, and records it."""
 
     def __init__(self, kernel: Any, record: list[str]) -> None:
@@ -79,6 +79,17 @@ class Compiler:
             self.record.append(code["ptx"])
 
         return compile_only
+
+
+@contextmanager
+def compiled_code(module: ModuleType, *kernels: str, capability: int) -> Iterator[list[str]]:
+    """Compiles launches of a module's kernels within the block instead of starting them; yields their PTX."""
+    from triton.runtime.driver import driver
+
+    code: list[str] = []
+    compilers = {name: _Compiler(getattr(module, name), code) for name in kernels}
+    with patch.object(driver, "_active", Device(capability)), patch.multiple(module, **compilers):
+        yield code
 
 
 @contextmanager

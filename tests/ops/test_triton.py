@@ -1,4 +1,4 @@
-"""The Triton kernels: operators, tiles, compiled code and launches; test_backends.py has their results."""
+"""The Triton kernels: tiles, compiled code and launches; test_back_ends.py has their results."""
 
 from __future__ import annotations
 
@@ -10,25 +10,16 @@ from unittest.mock import patch
 import pytest
 import torch
 
+from tests.ops.back_ends import needs
 from tests.ops.norm_cases import LAYOUTS, lay_out
-from tests.ops.triton_stub import Operations, stubbed
+from tests.ops.triton_stub import Operations, compiled_code, stubbed
 from zoo.layers import InPlaceABN, InPlaceABNSync
 from zoo.ops.abn import triton
-from zoo.ops.backend import unavailable_reason
 
 pytestmark = pytest.mark.slow  # Triton's interpreter
 KERNELS = ["statistics", "combine_statistics", "apply", "backward_reduce", "combine_sums", "backward_apply"]
-needs_triton = pytest.mark.skipif(unavailable_reason("triton") is not None, reason=str(unavailable_reason("triton")))
-
-
-@needs_triton
-def test_torch_accepts_every_operator(interpreted):
-    assert len(interpreted()["operators"]) == 8
-
-
-@needs_triton
-def test_two_norms_compiled_in_one_graph_equal_eager_ones(interpreted):
-    assert max(interpreted()["compiled"]) < 1e-12
+#: Loads or stores of 128 bits: four values of 32, or two of 64.
+WIDE = r"\b(ld|st)\.global\S*\.(v4\.[a-z]32|v2\.[a-z]64)"
 
 
 SHAPES = [(32, 64, 112, 112), (32, 2048, 7, 7), (2, 64, 7, 7), (1, 3, 5, 7), (256, 96, 28, 28), (64, 1024, 14, 14)]
@@ -93,7 +84,7 @@ def launches(layer: torch.nn.Module, dtype: torch.dtype, shortcut: bool = False)
     return [*device.started, *operations.launched.elements()]
 
 
-@needs_triton
+@needs("triton")
 @pytest.mark.parametrize("capability", [80, 90, 100])
 @pytest.mark.parametrize(
     ("shape", "layout"), [*(((2, 64, 56, 56), each) for each in LAYOUTS), ((16, 64, 7, 7), "contiguous")]
@@ -116,8 +107,40 @@ def test_kernels_compile_without_atomics_and_access_128_bits_at_once(shape, layo
     for name, each in code.items():
         assert len(each["cubin"]) > 0
         assert not re.search(r"\b(atom|red)\.", each["ptx"])
-        # Loads or stores of 128 bits: four values of 32, or two of 64.
-        assert "combine" in name or re.search(r"\b(ld|st)\.global\S*\.(v4\.[a-z]32|v2\.[a-z]64)", each["ptx"])
+        assert "combine" in name or re.search(WIDE, each["ptx"])
+
+
+@needs("triton")
+@pytest.mark.parametrize("capability", [80, 90, 100])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_pooling_compiles_without_atomics(layout, dtype, capability, monkeypatch, tmp_path):
+    from zoo.ops import pooling_triton
+
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    x, z = (lay_out(torch.zeros(2, 64, side, side, dtype=dtype), layout) for side in (56, 28))
+    place, window = z.to(torch.uint8), ((3, 3), (2, 2), (1, 1), (1, 1))
+    with compiled_code(pooling_triton, "maxima", "gradient", capability=capability) as code:
+        pooling_triton.forward(z, place, x, *window)
+        pooling_triton.backward(x, z, place, *window)
+    assert len(code) == 2
+    for ptx in code:
+        assert not re.search(r"\b(atom|red)\.", ptx)
+        assert layout == "contiguous" or re.search(WIDE, ptx)
+
+
+@needs("triton")
+@pytest.mark.parametrize("capability", [80, 90, 100])
+def test_sum_on_grid_compiles_and_reads_128_bits_at_once(capability, monkeypatch, tmp_path):
+    from zoo.ops import grid_triton
+
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    x = torch.zeros(2, 64, 56, 56)
+    with compiled_code(grid_triton, "sum_kernel", capability=capability) as code:
+        for subtracts in (False, True):
+            grid_triton.sum_into(x, torch.zeros(2, dtype=torch.int32), x, x, 2.0**14, subtracts)
+    assert len(code) == 2
+    assert all("v4" in ptx for ptx in code)
 
 
 def test_blocks_per_multiprocessor_match_occupancy_calculator():
@@ -127,7 +150,7 @@ def test_blocks_per_multiprocessor_match_occupancy_calculator():
     assert triton.resident_blocks(32, 2**16, 4, limits) == 3
 
 
-@needs_triton
+@needs("triton")
 @pytest.mark.parametrize("shortcut", [False, True])
 @pytest.mark.parametrize(
     ("dtype", "parameters"),
@@ -138,7 +161,7 @@ def test_training_step_of_norm_is_six_kernels_and_count_of_batches(dtype, parame
     assert started == [*KERNELS, "add_"]
 
 
-@needs_triton
+@needs("triton")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_synchronized_norm_launches_at_most_four_more_operations(dtype):
     from torch.testing._internal.distributed.fake_pg import FakeStore
@@ -152,7 +175,7 @@ def test_synchronized_norm_launches_at_most_four_more_operations(dtype):
     assert sorted(started) == sorted([*KERNELS, "add_", *more])
 
 
-@needs_triton
+@needs("triton")
 @pytest.mark.parametrize("shortcut", [False, True])
 def test_gradient_in_another_layout_is_copied_once(shortcut):
     x, joined = torch.randn(2, 64, 14, 14, requires_grad=True), torch.randn(2, 80, 14, 14)
