@@ -195,7 +195,48 @@ def test_images_may_have_other_channels(arch: str) -> None:
     assert model.in_chans == 4
 
 
+@pytest.mark.parametrize("arch", SEGMENTERS)
+@torch.no_grad()
+def test_classifier_of_pixels_is_replaced_and_removed(arch: str) -> None:
+    model, x = build(arch).eval(), torch.randn(2, 3, 50, 67)
+    assert model.get_classifier() is model.cls
+    features, logits = model.forward_features(x), model.forward_logits(x)
+    assert features.shape[:2] == (2, model.num_features)
+    assert torch.equal(model.forward_head(features), logits)
+    assert model.forward_head(features, pre_logits=True) is features
+    assert model(x).shape == (2, 5, 50, 67)
+    model.reset_classifier(7)
+    assert model(x).shape == (2, 7, 50, 67)
+    model.reset_classifier(0)
+    assert (model.num_classes, type(model.get_classifier())) == (0, nn.Identity)
+    assert torch.equal(model(x), features)
+    assert torch.equal(build(arch, num_classes=0).eval()(x), features)
+
+
+@pytest.mark.parametrize(
+    ("arch", "sides", "needed"),
+    [("revvit_s", (20, 32), "32 x 32"), ("revbifpn_s0", (48, 64), "32"), ("revcol_tiny", (48, 64), "32")],
+)
+def test_images_with_unsupported_sides_raise(arch: str, sides: tuple[int, int], needed: str) -> None:
+    model, x = build(arch), torch.randn(1, 3, *sides)
+    refused(zoo.ConfigError, lambda: model(x), f"{sides[0]} x {sides[1]} pixels", needed)
+
+
 # Memory
+
+
+@pytest.mark.parametrize(
+    ("arch", "name"),
+    [
+        *((arch, "modified by an inplace operation") for arch in ("revnet38_cifar", "revnet164_cifar", "revnet56")),
+        ("revnext", "overwritten"),
+    ],
+)
+def test_images_overwritten_before_backward_raise(arch: str, name: str) -> None:
+    """The stem is run on them again."""
+    loss = build(arch)(x := images()).sum()
+    x.zero_()
+    refused(RuntimeError, lambda: loss.backward(), name)
 
 
 def double_step(arch: str, norm: str | None, memory: str, how: str) -> list[Tensor]:
@@ -253,12 +294,15 @@ def test_lean_steps_have_bits(arch: str, monkeypatch: pytest.MonkeyPatch) -> Non
     lean, plain = (build(arch, norm=norm, memory=memory, **more) for memory in ("lean", ARCHITECTURES[arch].made_lean))
     assert is_lean(lean)
     assert not is_lean(plain)
+    assert arch in SEGMENTERS or is_lean(build(arch, norm=norm, memory="lean", features_only=True))
     results = [[step(model, images()) for _ in range(2)] for model in (lean, plain)]
     for ours, expected in zip(*results, strict=True):
         assert all(map(torch.equal, ours, expected))
 
 
-@pytest.mark.parametrize(("arch", "memory"), [each for each in STRATEGIES if each[0] in CONVERTIBLE])
+@pytest.mark.parametrize(
+    ("arch", "memory"), [(arch, memory) for arch in CONVERTIBLE for memory in (*strategies(arch), "lean")]
+)
 def test_every_strategy_can_be_traced(arch: str, memory: str) -> None:
     with torch.device("meta"):
         plain, other = (build(arch, memory=value) for value in ("plain", memory))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -14,6 +15,7 @@ from tests.convert.networks import scramble
 from tests.nets import build
 from zoo.convert import convert_norm
 from zoo.layers import ABN
+from zoo.remat.lean import StepsAside
 
 BATCH_NORM, CONVOLUTION = torch.ops.aten.batch_norm.default, torch.ops.aten.conv2d.default
 
@@ -92,3 +94,13 @@ def test_onnx_program_equals_network(name):
     (found,) = session.run(None, {session.get_inputs()[0].name: x.numpy()})
     with torch.no_grad():
         assert torch.allclose(torch.from_numpy(found), model(x), rtol=1e-3, atol=1e-4)
+
+
+def test_lean_network_is_exported_unchanged():
+    x, graphs = torch.empty(2, 3, 64, 64, device="meta"), []
+    for memory in ("auto", "lean"):
+        with torch.device("meta"):
+            network = zoo.get("resnet18", norm="inplace", memory=memory).eval()
+        with warnings.catch_warnings(action="ignore", category=StepsAside):
+            graphs.append(torch.export.export(network, (x,)).graph)
+    assert [node.target for node in graphs[0].nodes] == [node.target for node in graphs[1].nodes]

@@ -52,12 +52,12 @@ GOALS = {
 }
 
 
-def held(name: str, norm: str | None, memory: str, **options: Any) -> int:
-    """Return the bytes held by a step with 4 images of 224 x 224 (32 x 32 for CIFAR), counted without computing."""
-    size = 32 if ARCHITECTURES[name].input == "cifar" else 224
+def held(name: str, norm: str | None, memory: str, side: int | None = None, batch: int = 4, **options: Any) -> int:
+    """Return the bytes held by a step with images of 224 x 224 (32 x 32 for CIFAR), counted without computing."""
+    size = side or (32 if ARCHITECTURES[name].input == "cifar" else 224)
     with torch.device("meta"):
         model = zoo.get(name, norm=norm, memory=memory, **NETWORKS.get(name, {}), **options)
-        images = torch.empty(4, 3, size, size)
+        images = torch.empty(batch, 3, size, size)
     return held_bytes(lambda: model(images).sum(), warmup=int(memory == "lean"))
 
 
@@ -143,3 +143,10 @@ def test_families_hold_bytes_of_golden_file(row):
 def test_revnet_for_imagenet_holds_eighth_and_less():
     assert REVERSIBLE["resnet101_preact"]["RevNet"] <= 1 / 7.9
     assert REVERSIBLE["resnet101_preact"]["RevNet, iABN"] <= 1 / 7.9
+
+
+@pytest.mark.parametrize(("name", "most", "of_auto"), [("resnet18", 0.6, 0.75), ("revnet38_cifar", 0.2, 0.9)])
+def test_lean_networks_with_standard_norms_hold_about_half_or_less(name, most, of_auto):
+    plain, auto, lean = (held(name, "standard", memory, side=64, batch=8) for memory in ("plain", "auto", "lean"))
+    assert lean < most * plain
+    assert lean < of_auto * auto

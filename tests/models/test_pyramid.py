@@ -48,16 +48,8 @@ def test_logits_and_gradients_equal_plain_torch(sides: tuple[int, int]) -> None:
         torch.testing.assert_close(ours, theirs, rtol=1e-8, atol=1e-10)  # gradients of biases before a norm are 0
 
 
-def test_logits_of_the_map_have_its_size_and_features_are_of_the_body() -> None:
-    model = build(NAME, noise=0.1).eval()
-    x = torch.randn(2, 3, 50, 67)
-    assert model.forward_logits(x).shape == (2, 5, 13, 17)
-    assert model.feature_info.reduction() == [4, 8, 16, 32]
-    with torch.no_grad():
-        without_gradients = model.forward_logits(x)
-    assert torch.equal(model.forward_logits(x), without_gradients)
-    model.reset_classifier(0)
-    assert model(x).shape == (2, 256, 13, 17)
+def test_features_of_the_body_are_not_selected_here() -> None:
+    assert build(NAME).feature_info.reduction() == [4, 8, 16, 32]
     refused(zoo.ConfigError, lambda: zoo.get(NAME, features_only=True), "zoo.get('revbifpn_s0', features_only=True)")
 
 

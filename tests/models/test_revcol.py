@@ -1,133 +1,20 @@
-"""RevCol: the authors' formulas and state dict, and the effect of reconstruction."""
+"""RevCol: the effect of reconstruction, and files with intermediate supervision; test_authors.py has the formulas."""
 
 from __future__ import annotations
 
-import math
-from typing import Any
-
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
 import zoo
 from tests.dist.spawn import run_distributed
-from tests.formula import relative_error
 from tests.nets import STRUCTURES, build, differing, images, small_architectures
-from tests.refusals import refused
 from tests.step import step
 from zoo.convert.files import convert_file
 from zoo.engine.reconstruction import reconstruction_errors
 from zoo.memory.allocations import measure_memory
 from zoo.models import revcol
-
-PARAMETERS = {  # parameters of the authors' networks, and numbers of tensors in their state dicts
-    "revcol_tiny": (30_456_168, 468),
-    "revcol_small": (60_568_424, 940),
-    "revcol_base": (138_616_408, 1_452),
-    "revcol_large": (273_095_400, 1_012),
-}
-
-
-def reference(tensors: dict[str, Tensor], x: Tensor) -> tuple[Tensor, list[Tensor]]:
-    """Return the logits and the maps of the last column, from tensors with the authors' names, by their formulas."""
-
-    def linear(name: str, t: Tensor) -> Tensor:
-        y = torch.einsum("nchw,oc->nohw", t, tensors[f"{name}.weight"])
-        return y + tensors[f"{name}.bias"][None, :, None, None]
-
-    def norm(name: str, t: Tensor) -> Tensor:
-        centered = t - t.mean(1, keepdim=True)
-        unit = centered / (centered.square().mean(1, keepdim=True) + 1e-6).sqrt()
-        return unit * tensors[f"{name}.weight"][None, :, None, None] + tensors[f"{name}.bias"][None, :, None, None]
-
-    def level(name: str, finer: Tensor, coarser: Tensor | None) -> Tensor:
-        if f"{name}.fusion.down.0.weight" in tensors:
-            down = f"{name}.fusion.down"
-            finer = F.conv2d(finer, tensors[f"{down}.0.weight"], tensors[f"{down}.0.bias"], stride=2)
-            finer = norm(f"{down}.1", finer)
-        if coarser is not None:
-            up = f"{name}.fusion.up.channel_reschedule"
-            added = norm(f"{up}.1", linear(f"{up}.0", coarser))
-            finer = finer + added.repeat_interleave(2, 2).repeat_interleave(2, 3)
-        number = 0
-        while (block := f"{name}.blocks.{number}") + ".gamma" in tensors:
-            y = F.conv2d(
-                finer,
-                tensors[f"{block}.dwconv.weight"],
-                tensors[f"{block}.dwconv.bias"],
-                padding=1,
-                groups=finer.shape[1],
-            )
-            y = linear(f"{block}.pwconv1", norm(f"{block}.norm", y))
-            y = linear(f"{block}.pwconv2", 0.5 * y * (1 + torch.erf(y / math.sqrt(2))))
-            finer = finer + tensors[f"{block}.gamma"][None, :, None, None] * y
-            number += 1
-        return finer
-
-    x = norm("stem.1", F.conv2d(x, tensors["stem.0.weight"], tensors["stem.0.bias"], stride=4))
-    maps: list[Any] = [0, 0, 0, 0]
-    column = 0
-    while f"subnet{column}.alpha0" in tensors:
-        for index in range(4):
-            alpha = tensors[f"subnet{column}.alpha{index}"]
-            finer = x if index == 0 else maps[index - 1]
-            coarser = maps[index + 1] if index < 3 and column > 0 else None
-            maps[index] = alpha * maps[index] + level(f"subnet{column}.level{index}", finer, coarser)
-        column += 1
-    features = norm("cls.classifier.0", maps[3].mean((2, 3), keepdim=True))
-    return linear("cls.classifier.1", features).flatten(1), maps
-
-
-@pytest.mark.parametrize("name", PARAMETERS)
-def test_parameters_and_state_dict_equal_authors(name):
-    with torch.device("meta"):
-        model = zoo.get(name)
-    state = model.state_dict()
-    assert (sum(p.numel() for p in model.parameters()), len(state)) == PARAMETERS[name]
-    if name == "revcol_tiny":
-        expected = {
-            "stem.0.weight": (64, 3, 4, 4),
-            "subnet0.alpha3": (1, 512, 1, 1),
-            "subnet1.level2.fusion.down.0.weight": (256, 128, 2, 2),
-            "subnet1.level2.fusion.up.channel_reschedule.0.weight": (256, 512),
-            "subnet3.level1.blocks.1.gamma": (128,),
-            "subnet3.level1.blocks.1.dwconv.weight": (128, 1, 3, 3),
-            "subnet3.level1.blocks.1.pwconv1.weight": (512, 128),
-            "cls.classifier.0.weight": (512,),
-            "cls.classifier.1.weight": (1000, 512),
-        }
-        assert {key: tuple(state[key].shape) for key in expected} == expected
-
-
-@pytest.mark.parametrize("memory", ["auto", "plain", "checkpoint", "lean"])
-def test_outputs_and_gradients_follow_authors_formulas(memory):
-    model = build("revcol_tiny", noise=0.1, memory="plain" if memory == "lean" else memory).double()  # two chains
-    zoo.lean(model, enabled=memory == "lean")
-    x = images(2, 64, torch.float64).requires_grad_()
-    expected, maps = reference(dict(model.named_parameters()), x)
-    actual = model(x)
-    assert relative_error(actual, expected) < 1e-12
-    assert all(relative_error(*pair) < 1e-12 for pair in zip(model.forward_stages(x), maps, strict=True))
-    inputs = [x, *model.parameters()]
-    actual_gradients = torch.autograd.grad(actual.cos().sum(), inputs)
-    expected_gradients = torch.autograd.grad(expected.cos().sum(), inputs, materialize_grads=True)
-    for ours, theirs in zip(actual_gradients, expected_gradients, strict=True):
-        torch.testing.assert_close(ours, theirs, rtol=1e-7, atol=1e-9)
-
-
-@pytest.mark.slow
-def test_revcol_tiny_follows_authors_formulas():
-    torch.manual_seed(0)
-    model = zoo.get("revcol_tiny").double().eval()
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(torch.randn_like(parameter), alpha=0.05)
-        x = images(dtype=torch.float64)
-        expected, maps = reference(model.state_dict(), x)
-        assert relative_error(model(x), expected) < 1e-12
-        assert all(relative_error(*pair) < 1e-12 for pair in zip(model.forward_stages(x), maps, strict=True))
 
 
 @pytest.mark.parametrize("autocast", [False, True])
@@ -219,10 +106,6 @@ def test_features_are_named_by_last_column():
         "reduction": 8,
         "module": "subnet4.level1",
     }
-
-
-def test_images_with_indivisible_sides_raise():
-    refused(zoo.ConfigError, lambda: build("revcol_tiny")(torch.randn(1, 3, 48, 64)), "48 x 64 pixels", "32")
 
 
 def test_held_bytes_grow_by_four_maps_every_four_columns():
