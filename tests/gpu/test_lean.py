@@ -153,6 +153,7 @@ def test_replayed_cuda_graph_is_bit_identical_to_plain_training(name: str) -> No
             assert torch.equal(found, expected)
 
 
+@pytest.mark.filterwarnings("ignore:TensorFloat32 tensor cores:UserWarning")
 @pytest.mark.parametrize("budget", [1.0, 0.5])
 @pytest.mark.parametrize("shape", [(8, 64, 96), (3, 37, 129), (16, 512, 256)])
 def test_compiled_backward_uses_dropout_mask_of_forward(shape: tuple[int, ...], budget: float) -> None:

@@ -17,6 +17,8 @@ from zoo.memory.allocations import measure_memory
 from zoo.memory.timing import Clock, TimedStep, ratios, time_interleaved, training_step
 from zoo.tables import counted
 
+CHECKPOINTED = "checkpointed"  # in the names of strategies
+
 
 def measure_strategies(results: Results, setup: Setup, strategies: Sequence[Strategy], rounds: int) -> None:
     """Measure memory and step time of each strategy that the network supports, and their ratios to the `BASELINE`.
@@ -58,7 +60,8 @@ def add_times(
 ) -> None:
     """Measure the step time of each of the ``models`` and its ratio to the ``baseline``.
 
-    On a GPU, also replays the steps from CUDA graphs, which take only the time of the kernels.
+    On a GPU, also replays the steps from CUDA graphs, which take only the time of the kernels. Steps with checkpoints
+    are left out: they restore the state of the random number generator, which no graph can capture.
 
     Args:
     - `forwards`: functions that compute the losses, by the names of the models.
@@ -69,6 +72,8 @@ def add_times(
     if results.device.type == "cuda":
         graphs = {}
         for name, model in models.items():
+            if CHECKPOINTED in name:
+                continue
             with note_refusals(results, f"{case.subject}, CUDA graph", name, baseline):
                 graphs[name] = graph_step(forwards[name], model)
         _add_interleaved(results, case, "step as CUDA graph", graphs, baseline, rounds)

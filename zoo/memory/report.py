@@ -127,7 +127,8 @@ class MemoryReport:
         """Return the largest batch whose lean training step fits into memory; 0 if none does.
 
         Counts steps on the meta device, with a copy of the network. The batch is the first dimension of the first input
-        and of each input with the same length. With a budget in bytes, all products are recomputed.
+        and of each input with the same length. With a budget in bytes, all products are recomputed. Scratch memory and
+        fragmentation are not counted: leave about a tenth of a GPU for them.
 
         Args:
         - `memory`, `plain`, `optimizer_states`: as for `fits`.
