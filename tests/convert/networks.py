@@ -41,9 +41,9 @@ def scrambled(arch: str, positive: tuple[str, ...] | bool = False, **options: An
 
 
 def outputs(state_dict: dict[str, Tensor], arch: str, **options: Any) -> Tensor:
-    """Return the float64 outputs of ``zoo.get(arch)`` with these weights, in evaluation mode."""
+    """Return the float64 outputs of ``zoo.get(arch)`` with 10 classes and these weights, in evaluation mode."""
     with torch.device("meta"):
-        model = zoo.get(arch, num_classes=len(state_dict["classifier.fc.weight"]), **options).double()
+        model = zoo.get(arch, num_classes=10, **options).double()
     model = model.to_empty(device="cpu").eval()
     model.load_state_dict(state_dict)
     with torch.no_grad():

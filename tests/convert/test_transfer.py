@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,32 +14,33 @@ from torch import Tensor, nn
 
 import zoo
 from tests.convert.networks import scramble
+from tests.nets import images
 from tests.refusals import refused
+from tests.weights.files import save_described
 from zoo.errors import ConfigError, WeightsError
 from zoo.layers.norm import ABN
 
 pytestmark = pytest.mark.usefixtures("small_networks")
 
 CLASSES = 5
+Save = Callable[..., Any]
 
 
-def described(model: Any, path: Path) -> Path:
-    torch.save({"state_dict": model.state_dict(), "network": model.built_as.model_dump(mode="json")}, path)
-    return path
+@pytest.fixture
+def save(tmp_path: Path) -> Save:
+    """A function that writes w.pth with random weights of a network, and returns the network and the path."""
 
+    def save(arch: str = "resnet18", positive: bool = True, **options: Any) -> tuple[Any, Path]:
+        model = scramble(zoo.get(arch, num_classes=CLASSES, **options), positive=positive).eval()
+        return model, save_described(model, tmp_path / "w.pth")
 
-def trained(arch: str = "resnet18", positive: bool = True, **options: Any) -> Any:
-    """Return a network with random parameters and statistics; its scales are positive, or of both signs."""
-    return scramble(zoo.get(arch, num_classes=CLASSES, **options), positive=positive).eval()
-
-
-def images() -> Tensor:
-    return torch.randn(2, 3, 64, 64, generator=torch.Generator().manual_seed(1))
+    return save
 
 
 def assert_same_outputs(model: nn.Module, expected: nn.Module) -> None:
+    x = images(2, 64)
     with torch.no_grad():
-        torch.testing.assert_close(model.eval()(images()), expected.eval()(images()), rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(model.eval()(x.clone()), expected.eval()(x.clone()), rtol=1e-4, atol=1e-4)
 
 
 class PlainNorm(nn.BatchNorm2d):
@@ -54,25 +56,25 @@ class PlainNorm(nn.BatchNorm2d):
         return F.leaky_relu(y, self.slope) if self.activation == "leaky_relu" else y
 
 
+def _loaded(path: Path, options: dict[str, Any]) -> Any:
+    model = zoo.get("resnet18", num_classes=CLASSES, **options)
+    zoo.load_weights(model, path)
+    return model
+
+
 DOORS = {
     "get": lambda path, options: zoo.get("resnet18", weights=path, **options),
     "get the file": lambda path, options: zoo.get(path, **options),
-    "load_weights": lambda path, options: _loaded(zoo.get("resnet18", num_classes=CLASSES, **options), path),
+    "load_weights": _loaded,
 }
-
-
-def _loaded(model: Any, path: Path) -> Any:
-    zoo.load_weights(model, path)
-    return model
 
 
 @pytest.mark.parametrize("door", DOORS)
 @pytest.mark.parametrize(("before", "after"), [("relu", "leaky_relu"), ("leaky_relu", "elu"), ("elu", "relu")])
 def test_another_activation_is_used_with_one_line_notice(
-    door: str, before: str, after: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    door: str, before: str, after: str, save: Save, caplog: pytest.LogCaptureFixture
 ) -> None:
-    source = trained(activation=before)
-    path = described(source, tmp_path / "w.pth")
+    source, path = save(activation=before)
     with caplog.at_level(logging.WARNING):
         model = DOORS[door](path, {"activation": after})
     bare = zoo.get("resnet18", activation=after, num_classes=CLASSES)
@@ -84,10 +86,9 @@ def test_another_activation_is_used_with_one_line_notice(
     assert "zoo convert" in line
 
 
-def test_slope_is_slope_of_network(tmp_path: Path) -> None:
-    source = trained(activation="relu")
-    model = zoo.get("resnet18", weights=described(source, tmp_path / "w.pth"), activation="leaky_relu",
-                    activation_param=0.2)  # fmt: skip
+def test_slope_is_slope_of_network(save: Save) -> None:
+    source, path = save(activation="relu")
+    model = zoo.get("resnet18", weights=path, activation="leaky_relu", activation_param=0.2)
     plain = zoo.get("resnet18", num_classes=CLASSES, norm=lambda channels: PlainNorm(channels, 0.2))
     plain.load_state_dict(source.state_dict())
     assert_same_outputs(model, plain)
@@ -96,16 +97,14 @@ def test_slope_is_slope_of_network(tmp_path: Path) -> None:
 @pytest.mark.parametrize("door", DOORS)
 @pytest.mark.parametrize(("before", "after"), [("standard", "inplace"), ("inplace", "standard"), ("standard", "sync")])
 def test_norms_are_converted_exactly_with_report_in_one_line(
-    door: str, before: str, after: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    door: str, before: str, after: str, save: Save, caplog: pytest.LogCaptureFixture
 ) -> None:
-    source = trained(norm=before, activation="leaky_relu", positive=False)
-    path = described(source, tmp_path / "w.pth")
+    source, path = save(norm=before, activation="leaky_relu", positive=False)
     with caplog.at_level(logging.WARNING):
         model = DOORS[door](path, {"norm": after, "activation": "leaky_relu"})
     assert_same_outputs(model, source)
-    lines = [line for line in caplog.messages if "exact" in line]
-    assert len(lines) == 1
-    assert f"{'inplace' if before == 'inplace' else 'standard'}-to-" in lines[0]
+    (line,) = [line for line in caplog.messages if "exact" in line]
+    assert f"{before}-to-" in line
     assert model.built_as.norm == after
 
 
@@ -117,53 +116,27 @@ def test_norms_are_converted_exactly_with_report_in_one_line(
         ({"norm": "standard", "activation": "relu"}, {"norm": "inplace", "activation": "elu"}),
     ],
 )
-def test_norm_and_activation_may_both_differ(before: dict[str, str], after: dict[str, str], tmp_path: Path) -> None:
-    source = trained(**before)
-    path = described(source, tmp_path / "w.pth")
-    same_activation = zoo.get("resnet18", num_classes=CLASSES, norm=before["norm"], activation="leaky_relu")
+def test_norm_and_activation_may_both_differ(before: dict[str, str], after: dict[str, str], save: Save) -> None:
+    source, path = save(**before)
     model = zoo.get("resnet18", weights=path, **after)
     standard = zoo.get("resnet18", num_classes=CLASSES, norm="standard", activation=after["activation"])
     state_dict = source.state_dict()
     if before["norm"] == "inplace":
-        for name, module in same_activation.named_modules():
+        for name, module in source.named_modules():
             if isinstance(module, ABN):
                 state_dict[f"{name}.weight"] = state_dict[f"{name}.weight"].abs() + module.eps
     standard.load_state_dict(state_dict)
     assert_same_outputs(model, standard)
 
 
-def test_inexact_conversions_raise_with_remedy(tmp_path: Path) -> None:
-    source = trained("resnext50", norm="standard", activation="leaky_relu", positive=False)
-    path = described(source, tmp_path / "w.pth")
-    refused(
-        WeightsError,
-        lambda: zoo.get("resnext50", weights=path, norm="inplace"),
-        "w.pth",
-        "norm='standard'",
-        "negative scales",
-        "--allow-approximate",
-    )
-
-
-def test_relu_weights_need_activation_for_in_place_norms(tmp_path: Path) -> None:
-    source = trained(activation="relu")
-    path = described(source, tmp_path / "relu.pth")
-    refused(
-        ConfigError,
-        lambda: zoo.get("resnet18", weights=path, norm="inplace"),
-        'activation = "relu"',
-        '"inplace"',
-        "leaky_relu",
-    )
+def test_built_network_keeps_its_activation(save: Save) -> None:
+    _, path = save(activation="relu")
     model = zoo.get("resnet18", weights=path, norm="inplace", activation="leaky_relu")
-    built_first = zoo.get("resnet18", num_classes=CLASSES, norm="inplace")
-    zoo.load_weights(built_first, path)
-    assert_same_outputs(built_first, model)
+    assert_same_outputs(_loaded(path, {"norm": "inplace"}), model)
 
 
-def test_body_of_deeplab_follows_the_same_rule(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    source = trained(norm="standard", activation="relu")
-    path = described(source, tmp_path / "w.pth")
+def test_body_of_deeplab_follows_the_same_rule(save: Save, caplog: pytest.LogCaptureFixture) -> None:
+    source, path = save(norm="standard", activation="relu")
     model = zoo.get("deeplab_resnet18", body_weights=path, norm="inplace", activation="leaky_relu", num_classes=3)
     assert "trained with relu and used with leaky_relu" in caplog.text
     assert "standard-to-inplace resnet18: exact" in caplog.text
@@ -171,16 +144,27 @@ def test_body_of_deeplab_follows_the_same_rule(tmp_path: Path, caplog: pytest.Lo
     torch.testing.assert_close(model.body.state_dict()["mod2.block1.convs.bn1.weight"], weight - 1e-5)
 
 
-def test_weights_of_another_network_still_raise(tmp_path: Path) -> None:
-    path = described(trained(activation="relu"), tmp_path / "w.pth")
-    refused(
-        WeightsError,
-        lambda: zoo.get("resnet34", weights=path, activation="leaky_relu"),
-        "arch='resnet18'",
-        "arch='resnet34'",
-    )
-    refused(
-        WeightsError,
-        lambda: zoo.get("resnext50", weights=described(trained("resnext50", input_3x3=True), path), input_3x3=False),
-        "input_3x3",
-    )
+INEXACT = {"arch": "resnext50", "norm": "standard", "activation": "leaky_relu", "positive": False}
+RELU = {"arch": "resnet18", "activation": "relu"}
+
+
+@pytest.mark.parametrize(
+    ("file", "arch", "arguments", "error", "names"),
+    [
+        (
+            INEXACT,
+            "resnext50",
+            {"norm": "inplace"},
+            WeightsError,
+            ["w.pth", "norm='standard'", "negative scales", "--allow-approximate"],
+        ),
+        (RELU, "resnet18", {"norm": "inplace"}, ConfigError, ['activation = "relu"', '"inplace"', "leaky_relu"]),
+        (RELU, "resnet34", {"activation": "leaky_relu"}, WeightsError, ["arch='resnet18'", "arch='resnet34'"]),
+        ({"arch": "resnext50", "input_3x3": True}, "resnext50", {"input_3x3": False}, WeightsError, ["input_3x3"]),
+    ],
+)
+def test_other_contradictions_raise(
+    file: dict[str, Any], arch: str, arguments: dict[str, Any], error: type[Exception], names: list[str], save: Save
+) -> None:
+    _, path = save(**file)
+    refused(error, lambda: zoo.get(arch, weights=path, **arguments), *names)

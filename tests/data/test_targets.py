@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from PIL import Image
 from torch import Tensor
 from torch.nn import functional as F
 from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset, WeightedRandomSampler
 
+from tests.data.sample_images import make_folder
 from tests.dist.spawn import run_distributed
 from tests.engine.tiny import MemoryLog, differences, make_config, run
 from tests.refusals import refused
@@ -32,13 +32,8 @@ TARGETS = np.repeat(np.arange(3), COUNTS)
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("data")
-    generator = np.random.default_rng(0)
     for split, counts in (("train", COUNTS), ("val", [2, 2, 2])):
-        for target, count in enumerate(counts):
-            for index in range(count):
-                path = folder / split / f"class{target}" / f"{index}.png"
-                path.parent.mkdir(parents=True, exist_ok=True)
-                Image.fromarray(generator.integers(0, 255, (12, 12, 3), dtype=np.uint8)).save(path)
+        make_folder(folder / split, {f"class{target}": count for target, count in enumerate(counts)}, 12, 12)
     return folder
 
 
@@ -190,29 +185,24 @@ def test_any_number_of_processes_draws_same_images(data: Path, tmp_path: Path) -
     assert run_distributed(_train, 2, config, data, tmp_path / "two") == [expected] * 2
 
 
+BALANCED = {"class_weights": "balanced"}
+DEEPLAB = {"arch": "deeplab_resnet18"}
+
+
 @pytest.mark.parametrize(
     ("content", "names"),
     [
-        ({"regularization": {"class_weights": "balanced", "mixup": 0.2}}, ["regularization.class_weights", "mixup"]),
-        ({"regularization": {"class_weights": "balanced", "cutmix": 1}}, ["regularization.class_weights", "cutmix"]),
-        (
-            {"regularization": {"class_weights": "balanced", "loss": "bce"}},
-            ["regularization.class_weights", "cross_entropy"],
-        ),
+        ({"regularization": {**BALANCED, "mixup": 0.2}}, ["regularization.class_weights", "mixup"]),
+        ({"regularization": {**BALANCED, "cutmix": 1}}, ["regularization.class_weights", "cutmix"]),
+        ({"regularization": {**BALANCED, "loss": "bce"}}, ["regularization.class_weights", "cross_entropy"]),
         ({"regularization": {"class_weights": [1, 2]}}, ["regularization.class_weights", "1000 classes, not 2"]),
+        ({"regularization": {"class_weights": [-1.0] * 1000}}, ["regularization.class_weights"]),
         ({"input": {"sampling_train": [1, 2]}}, ["input.sampling_train", "1000 classes, not 2"]),
         ({"input": {"sampling_train": "equal"}}, ["input.sampling_train"]),
         ({"input": {"sampling_train": [0.0] * 1000}}, ["input.sampling_train", "above 0"]),
         ({"input": {"sampling_train": "balanced", "shuffle_shards": 2}}, ["input.sampling_train", "shuffle_shards"]),
-        ({"regularization": {"class_weights": [-1.0] * 1000}}, ["regularization.class_weights"]),
-        (
-            {"network": {"arch": "deeplab_resnet18"}, "input": {"sampling_train": "balanced"}},
-            ["input.sampling_train", "segmentation"],
-        ),
-        (
-            {"network": {"arch": "deeplab_resnet18"}, "regularization": {"class_weights": "balanced"}},
-            ["regularization.class_weights", "segmentation"],
-        ),
+        ({"network": DEEPLAB, "input": {"sampling_train": "balanced"}}, ["input.sampling_train", "segmentation"]),
+        ({"network": DEEPLAB, "regularization": BALANCED}, ["regularization.class_weights", "segmentation"]),
     ],
 )
 def test_wrong_settings_raise(content: dict[str, Any], names: list[str]) -> None:

@@ -6,21 +6,21 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 import zoo
 from tests.refusals import refused
+from tests.weights.files import save_described
 from zoo.config.network import ExternalSpec, NetworkSpec, Spec
 from zoo.registry.open import find_network, open_network
+
+pytestmark = pytest.mark.usefixtures("small_networks")
 
 
 @pytest.fixture
 def file(tmp_path: Path) -> Path:
     """Weights of a ResNet-18 with three classes, which describe it."""
     model = zoo.get("resnet18", norm="inplace", num_classes=3)
-    record = {**model.built_as.model_dump(mode="json"), "class_names": ["a", "b", "c"]}
-    torch.save({"state_dict": model.state_dict(), "network": record}, tmp_path / "w.pth")
-    return tmp_path / "w.pth"
+    return save_described(model, tmp_path / "w.pth", class_names=["a", "b", "c"])
 
 
 @pytest.mark.parametrize(

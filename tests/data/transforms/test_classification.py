@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import itertools
 import pickle
-from collections.abc import Iterator
+from collections.abc import Callable
 from functools import partial
 from random import Random
 
@@ -22,61 +22,125 @@ from zoo import transforms
 from zoo.config.experiment import Input
 from zoo.data.seeding import random_of_torch
 from zoo.data.transforms.augmentation import Normalization, draw_colors, erase_randomly, finish
-from zoo.data.transforms.classification import TrainTransform, ValTransform, random_box
+from zoo.data.transforms.classification import TrainTransform, Transform, ValTransform, random_box
 from zoo.data.transforms.pixels import PILPixels, TensorPixels, open_pixels
 
 MEAN, STD = [0.485, 0.456, 0.406], [0.229, 0.224, 0.225]
 CFG = {"mean": MEAN, "std": STD, "scale": 12, "crop": 8, "interpolation": "bilinear", "source": None}
+UNCHANGED = Normalization([0.0] * 3, [1.0] * 3)
 GRAY = np.array([0.299, 0.587, 0.114])
-TO_TENSOR = tv.ToTensor()
+BILINEAR, BICUBIC = tv.InterpolationMode.BILINEAR, tv.InterpolationMode.BICUBIC
 
 
-@pytest.fixture
-def two_threads() -> Iterator[None]:
-    """Let torch use two threads, like a main process and unlike a loader's worker."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(2)
-    yield
-    torch.set_num_threads(before)
+def _tensor(image: Image.Image) -> Tensor:
+    return torch.from_numpy(np.array(image)).permute(2, 0, 1)
 
 
-def _normalized(image: Image.Image) -> np.ndarray:
-    values = (np.asarray(image, dtype=np.float64) / 255 - MEAN) / STD
-    return values.transpose(2, 0, 1)
+def _values(image: Image.Image) -> np.ndarray:
+    """Return the values from 0 to 1 in float64, (3, h, w)."""
+    return np.asarray(image, dtype=np.float64).transpose(2, 0, 1) / 255
+
+
+def _normalized(values: np.ndarray) -> np.ndarray:
+    return (values - np.reshape(MEAN, (3, 1, 1))) / np.reshape(STD, (3, 1, 1))
 
 
 def _close(result: Tensor, expected: np.ndarray) -> bool:
     return result.shape == expected.shape and bool(np.allclose(result.numpy(), expected, atol=1e-5))
 
 
-def test_validation_resizes_shorter_side_and_cuts_center() -> None:
-    image = random_image(0, width=40, height=20)
-    scaled = image.resize((32, 16), Image.Resampling.BILINEAR)
-    expected = _normalized(scaled.crop((11, 3, 21, 13)))
-    assert _close(ValTransform(16, 10, MEAN, STD)(image), expected)
+def _blended(image: np.ndarray, kind: int, factor: float) -> np.ndarray:
+    gray = (GRAY[:, None, None] * image).sum(axis=0, keepdims=True)
+    other = [gray, np.zeros_like(image), np.full_like(image, gray.mean())][kind]
+    return image * factor + other * (1 - factor)
 
 
-def test_ten_crops_are_corners_center_and_their_mirror_images() -> None:
-    image = random_image(0, width=20, height=14)
-    whole = _normalized(image)
-    mirrored = whole[:, :, ::-1]
-    tops_and_lefts = [(0, 0), (0, 12), (6, 0), (6, 12), (3, 6)]
-    windows = [part[:, y : y + 8, x : x + 8] for part in (whole, mirrored) for y, x in tops_and_lefts]
-    assert _close(ValTransform(-1, 8, MEAN, STD, ten_crops=True)(image), np.stack(windows))
+# References: (image, generator) -> normalized values
 
 
-@pytest.mark.parametrize("scale", [-1, 24])
-def test_training_crops_at_random_flips_and_normalizes(scale: int) -> None:
-    image = random_image(0, width=40, height=30)
-    scaled = image if scale == -1 else tv.Resize(scale)(image)
-    transform = TrainTransform(Input(scale_train=scale, crop_train=16))
+def _center_crop(image: Image.Image, generator: Random) -> np.ndarray:
+    scaled = image.resize((21, 16), Image.Resampling.BILINEAR)
+    return _normalized(_values(scaled.crop((6, 3, 16, 13))))
+
+
+def _ten_crops(image: Image.Image, generator: Random) -> np.ndarray:
+    whole = _normalized(_values(image))
+    places = [(0, 0), (0, 32), (22, 0), (22, 32), (11, 16)]
+    return np.stack([part[:, y : y + 8, x : x + 8] for part in (whole, whole[:, :, ::-1]) for y, x in places])
+
+
+def _random_crop(
+    image: Image.Image, generator: Random, scale: int = -1, kind: str = "bilinear", colored: bool = False
+) -> np.ndarray:
+    if kind == "random":
+        kind = "bilinear" if generator.random() < 0.5 else "bicubic"
+    mode = BICUBIC if kind == "bicubic" else BILINEAR
+    scaled = image if scale == -1 else tvF.resize(image, [scale], mode)
+    crop = tvF.resized_crop(scaled, *random_box(scaled.height, scaled.width, generator), [16, 16], mode)
+    values = _values(tvF.hflip(crop) if generator.random() < 0.5 else crop)
+    if colored:
+        colors = np.array(draw_colors(jitter=True, lighting=True, generator=generator))
+        for change in range(3):
+            values = _blended(values, change, colors[change])
+        values = values + colors[3:, None, None]
+    return _normalized(values)
+
+
+#: A transform and its reference.
+REFERENCES: dict[str, tuple[Transform, Callable[[Image.Image, Random], np.ndarray]]] = {
+    "validation": (ValTransform(16, 10, MEAN, STD), _center_crop),
+    "ten crops": (ValTransform(-1, 8, MEAN, STD, ten_crops=True), _ten_crops),
+    **{
+        f"{kind}, scale {scale}": (
+            TrainTransform(Input(scale_train=scale, crop_train=16, interpolation_train=kind)),
+            partial(_random_crop, scale=scale, kind=kind),
+        )
+        for kind in ("bilinear", "bicubic", "random")
+        for scale in (-1, 28)
+    },
+    "jitter and lighting": (
+        TrainTransform(Input(crop_train=16, color_jitter_train=True, lighting_train=True)),
+        partial(_random_crop, colored=True),
+    ),
+}
+
+
+@pytest.mark.parametrize(("transform", "reference"), REFERENCES.values(), ids=REFERENCES.keys())
+def test_transform_equals_pil_and_torchvision(transform: Transform, reference: Callable[..., np.ndarray]) -> None:
+    """Of a PIL image and of a JPEG file, also after the transform traveled to a worker that was not forked."""
+    random_image(0, width=40, height=30).save(encoded := io.BytesIO(), format="JPEG")
+    image, copy = Image.open(encoded), pickle.loads(pickle.dumps(transform))
     for seed in range(8):
-        result = transform.draw(PILPixels(image), Random(seed)).finished()
-        generator = Random(seed)
-        box = random_box(scaled.height, scaled.width, generator)
-        crop = tvF.resized_crop(scaled, *box, [16, 16])
-        expected = TO_TENSOR(tvF.hflip(crop) if generator.random() < 0.5 else crop)
-        assert torch.equal(result, tv.Normalize(MEAN, STD)(expected))
+        result = transform.draw(PILPixels(image), Random(seed))
+        assert _close(result.finished(), reference(image, Random(seed)))
+        assert torch.equal(transform.draw(open_pixels(encoded.getvalue(), "x"), Random(seed)).pixels, result.pixels)
+        assert torch.equal(copy.draw(PILPixels(image), Random(seed)).pixels, result.pixels)
+
+
+def test_colors_are_finished_without_rounding_to_pixels() -> None:
+    """The result without colors is bit-identical to torchvision's."""
+    image = random_image(0, width=40, height=30)
+    transform = TrainTransform(Input(crop_train=16))
+    drawn = transform.draw(PILPixels(image), Random(0))
+    expected = tv.Normalize(MEAN, STD)(tv.ToTensor()(Image.fromarray(drawn.pixels.permute(1, 2, 0).numpy())))
+    assert torch.equal(drawn.finished(), expected)
+
+
+def test_bicubic_floats_are_clamped_and_not_rounded() -> None:
+    image = random_image(0, width=40, height=30)
+    resized = PILPixels(image).resized(16, 12, interpolation="bicubic").tensor()
+    assert torch.equal(resized, tvF.pil_to_tensor(image.resize((12, 16), Image.Resampling.BICUBIC)))
+    smooth = TensorPixels(tvF.to_tensor(image)).resized(16, 12, interpolation="bicubic").tensor()
+    assert float((smooth - resized / 255).abs().max()) < 1.01 / 255  # PIL rounds twice
+
+
+def _shapes(boxes: np.ndarray, height: int, width: int) -> list[np.ndarray]:
+    """Return areas and aspect ratios of boxes (n, 4), and their positions relative to the possible range."""
+    top, left, rows, columns = boxes.T
+    return [
+        rows * columns, columns / rows, rows, columns,
+        top / np.maximum(height - rows, 1), left / np.maximum(width - columns, 1),
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize(("height", "width"), [(375, 500), (500, 333), (60, 500)])
@@ -99,38 +163,6 @@ def test_boxes_have_areas_and_ratios_of_settings() -> None:
     assert 0.49 * 120_000 < areas.max() < 0.505 * 120_000
     assert 0.89 < ratios.min() < 0.92
     assert 1.18 < ratios.max() < 1.21
-
-
-@pytest.mark.parametrize("scale", [-1, 28])
-def test_bicubic_crops_are_bit_identical_to_pil(scale: int) -> None:
-    image = random_image(0, width=40, height=30)
-    encoded = io.BytesIO()
-    image.save(encoded, format="JPEG")
-    transform = TrainTransform(Input(scale_train=scale, crop_train=16, interpolation_train="bicubic"))
-    for seed in range(4):
-        pixels = [PILPixels(Image.open(encoded)), open_pixels(encoded.getvalue(), "x")]
-        first, second = (transform.draw(each, Random(seed)).pixels for each in pixels)
-        assert torch.equal(first, second)
-    decoded = Image.open(encoded)
-    resized = PILPixels(decoded).resized(16, 12, interpolation="bicubic").tensor()
-    assert torch.equal(resized, tvF.pil_to_tensor(decoded.resize((12, 16), Image.Resampling.BICUBIC)))
-    smooth = TensorPixels(tvF.to_tensor(decoded)).resized(16, 12, interpolation="bicubic").tensor()
-    assert float((smooth - resized / 255).abs().max()) < 1.01 / 255  # PIL rounds twice
-
-
-def test_random_interpolation_is_bilinear_or_bicubic() -> None:
-    image = PILPixels(random_image(0, width=40, height=30))
-    kinds = {kind: TrainTransform(Input(crop_train=16, interpolation_train=kind)) for kind in ("bilinear", "bicubic")}
-    chosen = []
-    for seed in range(40):
-        generator = Random(seed)
-        chosen.append("bilinear" if generator.random() < 0.5 else "bicubic")
-        expected = kinds[chosen[-1]].draw(image, generator).pixels
-        assert torch.equal(
-            TrainTransform(Input(crop_train=16, interpolation_train="random")).draw(image, Random(seed)).pixels,
-            expected,
-        )
-    assert 8 < chosen.count("bicubic") < 32
 
 
 @pytest.mark.parametrize("mode", ["const", "rand", "pixel"])
@@ -159,42 +191,18 @@ def _noise(generator: Random, per_pixel: bool, rand_color: bool, shape: tuple[in
 
 def test_rectangle_is_erased_after_normalization() -> None:
     image = PILPixels(Image.new("RGB", (40, 40), (255, 255, 255)))
-    settings = Input(crop_train=16, random_erasing_train=1.0)
     white = (1 - torch.tensor(MEAN)) / torch.tensor(STD)
-    drawn = TrainTransform(settings).draw(image, Random(0))
+    drawn = TrainTransform(Input(crop_train=16, random_erasing_train=1.0)).draw(image, Random(0))
     assert drawn.normalization is None
     erased = (drawn.pixels == 0).all(dim=0)
     assert 0.02 * 256 * 0.8 < int(erased.sum()) < 256 / 3 * 1.2
     torch.testing.assert_close(drawn.pixels[:, ~erased], white[:, None].expand(3, int((~erased).sum())))
 
 
-def _shapes(boxes: np.ndarray, height: int, width: int) -> list[np.ndarray]:
-    """Return areas and aspect ratios of boxes (n, 4), and their positions relative to the possible range."""
-    top, left, rows, columns = boxes.T
-    return [
-        rows * columns, columns / rows, rows, columns,
-        top / np.maximum(height - rows, 1), left / np.maximum(width - columns, 1),
-    ]  # fmt: skip
-
-
-def test_training_jitters_then_lights_then_normalizes() -> None:
-    image = random_image(0, width=40, height=30)
-    settings = Input(crop_train=16, color_jitter_train=True, lighting_train=True)
-    result = TrainTransform(settings).draw(PILPixels(image), Random(1)).finished()
-    generator = Random(1)
-    crop = tvF.resized_crop(image, *random_box(30, 40, generator), [16, 16])
-    values = TO_TENSOR(tvF.hflip(crop) if generator.random() < 0.5 else crop).double().numpy()
-    colors = np.array(draw_colors(jitter=True, lighting=True, generator=generator))
-    for kind in range(3):
-        values = _blended(values, kind, colors[kind])
-    expected = (values + colors[3:, None, None] - np.reshape(MEAN, (3, 1, 1))) / np.reshape(STD, (3, 1, 1))
-    assert _close(result, expected)
-
-
 @pytest.mark.parametrize(("mode", "filling"), [("zeros", "constant"), ("reflect", "reflect")])
 def test_padded_images_are_cropped_uniformly(mode: str, filling: str) -> None:
     image = random_image(0, width=4, height=4)
-    plain = _normalized(image)
+    plain = _normalized(_values(image))
     padded = [np.pad(part, [(0, 0), (2, 2), (2, 2)], mode=filling) for part in (plain, plain[:, :, ::-1])]
     windows = [part[:, y : y + 6, x : x + 6] for part in padded for y in range(3) for x in range(3)]
     transform = TrainTransform(Input(crop_train=6, pad_train=2, pad_mode_train=mode))
@@ -218,19 +226,15 @@ def test_cutout_blanks_one_square_to_mean_color() -> None:
     assert places == set(itertools.product(range(3), range(3)))
 
 
-def _blended(image: np.ndarray, kind: int, factor: float) -> np.ndarray:
-    gray = (GRAY[:, None, None] * image).sum(axis=0, keepdims=True)
-    other = [gray, np.zeros_like(image), np.full_like(image, gray.mean())][kind]
-    return image * factor + other * (1 - factor)
-
-
-UNCHANGED = Normalization([0.0] * 3, [1.0] * 3)
+def _draw_many(count: int, **kinds: bool) -> Tensor:
+    generator = Random(0)
+    return torch.tensor([draw_colors(generator=generator, **kinds) for _ in range(count)])
 
 
 @pytest.mark.parametrize("order", list(itertools.permutations(range(3))))
 def test_jitter_blends_saturation_brightness_and_contrast(order: list[int]) -> None:
-    images, generator = torch.stack([_as_tensor(random_image(seed)) for seed in range(12)]), Random(0)
-    colors = torch.tensor([draw_colors(jitter=True, lighting=False, generator=generator) for _ in images])
+    images = torch.stack([_tensor(random_image(seed)) for seed in range(12)])
+    colors = _draw_many(12, jitter=True, lighting=False)
     for image, change, result in zip(images, colors, finish(images, colors, UNCHANGED), strict=True):
         expected = image.double().numpy() / 255
         for kind in order:
@@ -239,8 +243,7 @@ def test_jitter_blends_saturation_brightness_and_contrast(order: list[int]) -> N
 
 
 def test_jitter_draws_factors_from_its_whole_range_and_does_not_clamp() -> None:
-    generator = Random(0)
-    colors = torch.tensor([draw_colors(jitter=True, lighting=False, generator=generator) for _ in range(2000)])
+    colors = _draw_many(2000, jitter=True, lighting=False)
     factors = colors[:, :3]
     assert torch.equal(colors[:, 3:], torch.zeros(2000, 3))
     assert (factors.amin(0) >= 0.6).all()
@@ -253,10 +256,9 @@ def test_jitter_draws_factors_from_its_whole_range_and_does_not_clamp() -> None:
 
 
 def test_lighting_adds_one_color_along_published_components() -> None:
-    generator = Random(0)
-    colors = torch.tensor([draw_colors(jitter=False, lighting=True, generator=generator) for _ in range(4000)])
+    colors = _draw_many(4000, jitter=False, lighting=True)
     assert torch.equal(colors[:, :3], torch.ones(4000, 3))
-    images = _as_tensor(random_image(0)).expand(4000, -1, -1, -1)[:50]
+    images = _tensor(random_image(0)).expand(50, -1, -1, -1)
     shifts = finish(images, colors[:50], UNCHANGED) - finish(images, None, UNCHANGED)
     assert torch.allclose(shifts, colors[:50, 3:, None, None].expand_as(shifts), atol=1e-6)
     colors = colors[:, 3:].double()
@@ -270,45 +272,36 @@ def test_lighting_adds_one_color_along_published_components() -> None:
     assert torch.allclose(components, variances.diag(), rtol=0.1)
 
 
-@pytest.mark.usefixtures("two_threads")
 def test_large_image_does_not_depend_on_number_of_threads() -> None:
-    settings = Input(crop_train=256, color_jitter_train=True, lighting_train=True)
-    transform, image = TrainTransform(settings), random_image(0, width=300, height=300)
-    for seed in range(3):
-        torch.manual_seed(seed)
-        shared = transform(image)
-        torch.set_num_threads(1)
-        torch.manual_seed(seed)
-        assert torch.equal(transform(image), shared)
-        torch.set_num_threads(2)
+    """A main process has several threads, a worker of a loader has one."""
+    transform = TrainTransform(Input(crop_train=256, color_jitter_train=True, lighting_train=True))
+    image, before, results = PILPixels(random_image(0, width=300, height=300)), torch.get_num_threads(), []
+    try:
+        for threads in (1, 2):
+            torch.set_num_threads(threads)
+            results.append([transform.draw(image, Random(seed)).finished() for seed in range(3)])
+    finally:
+        torch.set_num_threads(before)
+    assert all(map(torch.equal, *results))
 
 
-SMALL = Input(crop_train=8, pad_train=2, cutout_train=3)
+SMALL = TrainTransform(Input(crop_train=8, pad_train=2, cutout_train=3))
 
 
-@pytest.mark.parametrize(
-    "make",
-    [
-        lambda: ValTransform(12, 8, MEAN, STD, True),
-        lambda: TrainTransform(Input()),
-        lambda: TrainTransform(SMALL),
-    ],
-)
-def test_transforms_travel_to_workers_not_forked(make: object) -> None:
-    image = random_image(0)
-    transform = make()
-    copy = pickle.loads(pickle.dumps(transform))
+def test_call_draws_from_torchs_generator() -> None:
+    image, copy = random_image(0), pickle.loads(pickle.dumps(SMALL))
     torch.manual_seed(0)
-    expected = transform(image)
+    expected = SMALL(image)
     torch.manual_seed(0)
     assert torch.equal(copy(image), expected)
 
 
-def _as_tensor(image: Image.Image) -> Tensor:
-    return torch.from_numpy(np.array(image)).permute(2, 0, 1)
+# Arrays and tensors in place of images
+
+TEN_CROPS = pytest.mark.parametrize("options", [{}, {"ten_crops": True}])
 
 
-@pytest.mark.parametrize("options", [{}, {"ten_crops": True}])
+@TEN_CROPS
 def test_arrays_equal_their_images(options: dict) -> None:
     for mode in ("RGB", "L", "RGBA"):
         image = random_image(0, width=30, height=20).convert(mode)
@@ -316,13 +309,11 @@ def test_arrays_equal_their_images(options: dict) -> None:
         assert torch.equal(transforms(CFG, **options)(np.asarray(image)), expected)
 
 
-@pytest.mark.parametrize("options", [{}, {"ten_crops": True}])
+@TEN_CROPS
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.float32, torch.float64])
 def test_tensor_without_resize_is_bit_identical_to_image(options: dict, dtype: torch.dtype) -> None:
     image = random_image(0, width=30, height=20)
-    tensor = _as_tensor(image)
-    if dtype != torch.uint8:
-        tensor = tensor.to(dtype) / 255
+    tensor = _tensor(image) if dtype == torch.uint8 else _tensor(image).to(dtype) / 255
     transform = transforms(CFG, scale=-1, **options)
     result = transform(tensor)
     assert result.dtype == torch.float32
@@ -332,8 +323,8 @@ def test_tensor_without_resize_is_bit_identical_to_image(options: dict, dtype: t
         assert torch.equal(result, transform(image))
 
 
-@pytest.mark.parametrize("options", [{}, {"ten_crops": True}])
+@TEN_CROPS
 def test_batch_is_treated_image_by_image(options: dict) -> None:
-    batch = torch.stack([_as_tensor(random_image(seed, width=30, height=20)) for seed in range(3)])
+    batch = torch.stack([_tensor(random_image(seed, width=30, height=20)) for seed in range(3)])
     transform = transforms(CFG, **options)
     assert torch.equal(transform(batch), torch.stack([transform(image) for image in batch]))
