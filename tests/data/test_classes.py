@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -35,32 +36,34 @@ def _targets(images: ImageFolder) -> dict[str, int]:
     return {Path(sample.path).parent.name: sample.target for sample in (images[0, i] for i in range(len(images)))}
 
 
-@pytest.mark.parametrize("names", [None, imagenet_wnids()])
-def test_subset_of_imagenet_is_matched_by_wnid(
-    names: Sequence[str] | None, tmp_path: Path, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize(
+    ("names", "num_outputs", "expected"),
+    [
+        (None, 1000, SUBSET),
+        (imagenet_wnids(), 1000, SUBSET),
+        (["a", "b", "c", "d", "e"], 5, {"c": 2, "e": 4}),
+    ],
+)
+def test_folders_are_matched_to_outputs_by_name(
+    names: Sequence[str] | None, num_outputs: int, expected: dict[str, int], tmp_path: Path, caplog: Any
 ) -> None:
-    images = _folder(tmp_path, list(SUBSET))
-    match_classes(images, 1000, names)
-    assert _targets(images) == SUBSET
-    assert "the class folders are matched by name to 3 of the network's 1000 outputs" in caplog.text
+    images = _folder(tmp_path, list(expected))
+    match_classes(images, num_outputs, names)
+    assert _targets(images) == expected
+    matched = f"matched by name to {len(expected)} of the network's {num_outputs} outputs"
+    assert matched in caplog.text
 
 
-@pytest.mark.parametrize("names", [None, imagenet_wnids()])
-def test_numbered_folders_of_imagenet_v2_are_classes(names: Sequence[str] | None, tmp_path: Path) -> None:
+def test_numbered_folders_of_imagenet_v2_are_classes(tmp_path: Path) -> None:
     """Their sorted order is 0, 1, 10, 100, so folder 2 has index 112."""
     for number in range(1000):
         (tmp_path / str(number)).mkdir()
     for number in (2, 10, 999):
         random_image(number).save(tmp_path / str(number) / "image.png")
-    images = ImageFolder(tmp_path, PLAIN, allow_empty_classes=True)
-    match_classes(images, 1000, names)
-    assert _targets(images) == {"2": 2, "10": 10, "999": 999}
-
-
-def test_folders_of_custom_network_are_matched_by_name(tmp_path: Path) -> None:
-    images = _folder(tmp_path, ["c", "e"])
-    match_classes(images, 5, ["a", "b", "c", "d", "e"])
-    assert _targets(images) == {"c": 2, "e": 4}
+    for names in (None, imagenet_wnids()):
+        images = ImageFolder(tmp_path, PLAIN, allow_empty_classes=True)
+        match_classes(images, 1000, names)
+        assert _targets(images) == {"2": 2, "10": 10, "999": 999}
 
 
 def test_without_names_folders_are_numbered_in_order_with_notice(

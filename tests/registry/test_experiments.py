@@ -10,8 +10,9 @@ from PIL import Image
 from torch import nn
 from torch.utils.data import Dataset
 
+from tests.nets import build, small_architectures
 from tests.refusals import refused
-from zoo.config.network import NetworkSpec
+from zoo.config.network import ExternalSpec, NetworkSpec
 from zoo.data.map_dataset import Datasets
 from zoo.errors import ConfigError, DataError
 from zoo.registry.experiments import default_experiment, experiment_for
@@ -55,9 +56,25 @@ def test_classes_of_module_are_its_outputs_for_image_of_data() -> None:
     refused(ConfigError, lambda: default_experiment(module[:1], Datasets(Squares())), "Sequential", "(2, 3, 1, 1)")
 
 
+def test_module_of_zoo_is_described_unless_it_was_changed() -> None:
+    module = build("resnet32_cifar", num_classes=3)
+    with small_architectures():
+        network = default_experiment(module, Datasets(Squares())).network
+        assert (network.arch, network.num_classes) == ("resnet32_cifar", 3)
+        module.classifier.fc = nn.Linear(module.classifier.fc.in_features, 7)
+        network = default_experiment(module, Datasets(Squares())).network
+    assert (network.arch, network.num_classes) == (f"module:{type(module).__name__}", 7)
+
+
 @pytest.mark.parametrize(("settings", "notices"), [(None, 1), ({"seed": 1}, 0)])
 def test_default_settings_are_noticed(settings: dict[str, int] | None, notices: int, caplog: pytest.LogCaptureFixture):
     with caplog.at_level(logging.INFO, "zoo"), torch.device("meta"):
         experiment = experiment_for("resnet18", Datasets(Squares()), settings=settings)
     assert caplog.text.count("default settings") == notices
     assert experiment.seed == (settings or {}).get("seed", experiment.seed)
+
+
+def test_pretrained_network_of_another_package_gets_its_preprocessing() -> None:
+    spec = ExternalSpec(arch="torchvision:inception_v3", options={"pretrained": True})
+    images = experiment_for(spec, Datasets(Squares())).input
+    assert (images.scale_val, images.crop_val, images.crop_train) == (342, 299, 299)

@@ -39,6 +39,7 @@ def test_timm_lists_every_classifier(timm) -> None:
     assert timm.is_model("zoo_resnet50_iabn")
 
 
+@pytest.mark.usefixtures("small_networks")
 def test_timm_builds_network_of_name(timm) -> None:
     torch.manual_seed(0)
     model = timm.create_model("zoo_resnet18_iabn", num_classes=3, in_chans=1, drop_rate=0.5).eval()
@@ -60,14 +61,12 @@ def test_timm_knows_configuration_of_weights(timm) -> None:
     with torch.device("meta"):
         model = timm.create_model("zoo_revnet38_cifar", pretrained_cfg_overlay={"mean": (0.5, 0.5, 0.5)})
         assert (model.pretrained_cfg["mean"], model.pretrained_cfg["input_size"]) == ((0.5,) * 3, (3, 32, 32))
-        refused(RuntimeError, lambda: timm.create_model("zoo_revnet38_cifar.a1_in1k"), "a1_in1k")
-        refused(
-            zoo.ConfigError,
-            lambda: timm.create_model("zoo_revnet38_cifar", cache_dir="there"),
-            "cache_dir = 'there'",
-            "ZOO_CACHE",
-        )
-        refused(zoo.WeightsError, lambda: timm.create_model("zoo_revnet38_cifar", pretrained=True), "revnet38_cifar")
+        for error, ending, options, names in (
+            (RuntimeError, ".a1_in1k", {}, ["a1_in1k"]),
+            (zoo.ConfigError, "", {"cache_dir": "there"}, ["cache_dir = 'there'", "ZOO_CACHE"]),
+            (zoo.WeightsError, "", {"pretrained": True}, ["revnet38_cifar"]),
+        ):
+            refused(error, lambda: timm.create_model(f"zoo_revnet38_cifar{ending}", **options), *names)  # noqa: B023
 
 
 @pytest.mark.parametrize("name", ["resnet50_ipabn-sync_lr_512", "revnet38_cifar"])

@@ -14,7 +14,7 @@ from zoo.data.transforms.classification import ValTransform
 
 def test_all_faulty_label_maps_are_found_at_once(tmp_path: Path) -> None:
     data = make_labeled(tmp_path, 6, 2)
-    labels = data / "train" / "labels"
+    labels = data / "train/labels"
     (labels / "002.png").write_bytes(b"")
     label_map([[9] * 12] * 10).save(labels / "004.png")
     label_map([[0] * 10] * 12).save(labels / "sub" / "001.png")
@@ -24,11 +24,15 @@ def test_all_faulty_label_maps_are_found_at_once(tmp_path: Path) -> None:
         assert str(labels / name) in fault
 
 
-def test_all_faulty_images_of_class_folders_are_found_at_once(tmp_path: Path) -> None:
+def test_all_faulty_images_and_absent_classes_are_found_at_once(tmp_path: Path) -> None:
     make_folder(tmp_path, {"a": 3, "b": 2})
-    for name, content in {"b/001.png": b"", "a/000.png": b"GIF"}.items():
-        (tmp_path / name).write_bytes(content)
+    (tmp_path / "a/000.png").write_bytes(b"GIF")
+    (tmp_path / "b/001.png").write_bytes(b"")
     images = ImageFolder(tmp_path, ValTransform(8, 8, [0.5] * 3, [0.2] * 3))
-    first, second = check_images(images, "train", workers=2).faults
+    findings = check_images(images, "train", workers=2)
+    first, second = findings.faults
     assert str(tmp_path / "a/000.png") in first
     assert str(tmp_path / "b/001.png") in second
+    assert findings.absent == ""
+    (tmp_path / "b/000.png").write_bytes(b"")
+    assert check_images(images, "train", workers=0).absent == "1 of 2 classes have no image: b"

@@ -131,10 +131,13 @@ def test_ids_are_read_unchanged_from_palette_and_gray_images(tmp_path: Path, tab
     assert np.array_equal(read, classes)
 
 
-def test_ids_of_less_than_8_bits_are_not_scaled(tmp_path: Path, table: np.ndarray) -> None:
-    assert read_label(_png(tmp_path / "1.png", [b"\x40"], 2, 1), table).tolist() == [[0, 1]]
-    assert read_label(_png(tmp_path / "2.png", [b"\x18"], 3, 2), table).tolist() == [[0, 1, 2]]
-    assert read_label(_png(tmp_path / "4.png", [b"\x01\x20"], 3, 4), table).tolist() == [[0, 1, 2]]
+@pytest.mark.parametrize(
+    ("row", "bits", "ids"), [(b"\x40", 1, [0, 1]), (b"\x18", 2, [0, 1, 2]), (b"\x01\x20", 4, [0, 1, 2])]
+)
+def test_ids_of_less_than_8_bits_are_not_scaled(
+    tmp_path: Path, table: np.ndarray, row: bytes, bits: int, ids: list[int]
+) -> None:
+    assert read_label(_png(tmp_path / "x.png", [row], len(ids), bits), table).tolist() == [ids]
 
 
 def test_ids_of_16_bits_beyond_byte_are_classes_of_their_own(tmp_path: Path) -> None:

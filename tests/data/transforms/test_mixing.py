@@ -50,25 +50,21 @@ def test_images_and_targets_equal_timm(cutmix: bool, seed: int, monkeypatch: pyt
     torch.testing.assert_close(mix_targets(targets, NUM_CLASSES, mix, pairs)[order], shares)
 
 
-def test_images_and_targets_equal_torchvision() -> None:
+@pytest.mark.parametrize("seed", range(4))
+def test_images_and_targets_equal_torchvision(seed: int) -> None:
     images, targets = _batch(2)  # each image is mixed with its neighbor
-    for seed in range(4):
+    for reference in (v2.MixUp(alpha=0.8, num_classes=NUM_CLASSES), v2.CutMix(alpha=1.0, num_classes=NUM_CLASSES)):
         torch.manual_seed(seed)
-        expected, shares = v2.MixUp(alpha=0.8, num_classes=NUM_CLASSES)(images, targets)
+        expected, shares = reference(images, targets)
         torch.manual_seed(seed)
-        mix = Mix(float(torch._sample_dirichlet(torch.tensor([0.8, 0.8]))[0]))
+        drawn = reference.make_params([images])
+        mix = Mix(float(drawn["lam"])) if "lam" in drawn else Mix(drawn["lam_adjusted"], _box(*drawn["box"]))
         torch.testing.assert_close(mix_images(images, mix, partners(2, 1)), expected)
         torch.testing.assert_close(mix_targets(targets, NUM_CLASSES, mix, partners(2, 1)), shares)
 
-        cutmix = v2.CutMix(alpha=1.0, num_classes=NUM_CLASSES)
-        torch.manual_seed(seed)
-        expected, shares = cutmix(images, targets)
-        torch.manual_seed(seed)
-        drawn = cutmix.make_params([images])
-        left, top, right, bottom = drawn["box"]
-        mix = Mix(drawn["lam_adjusted"], Box(top, left, bottom - top, right - left))
-        assert torch.equal(mix_images(images, mix, partners(2, 1)), expected)
-        torch.testing.assert_close(mix_targets(targets, NUM_CLASSES, mix, partners(2, 1)), shares)
+
+def _box(left: int, top: int, right: int, bottom: int) -> Box:
+    return Box(top, left, bottom - top, right - left)
 
 
 def test_draws_have_probabilities_of_settings() -> None:
