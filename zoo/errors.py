@@ -75,10 +75,10 @@ class TrainingInterrupted(ZooError):
 
 
 def nearest(name: str, known: Iterable[str], listing: str) -> str:
-    """Return a remedy for an unknown name: the up to three most similar entries of ``known``, and the ``listing``.
+    """Return a remedy for an unknown name: up to three similar entries of ``known``, and ``listing``.
 
-    The most similar entry is first; case is ignored. ``listing`` says where to find all names, and stands alone if no
-    entry is similar.
+    The most similar entry comes first; ignores case. ``listing`` says where to find all names; it is returned alone if
+    no entry is similar.
     """
     names = {each.lower(): each for each in known}
     near = [names[each] for each in difflib.get_close_matches(name.lower(), names)]
@@ -102,7 +102,7 @@ def escape(text: object) -> str:
 
 
 def shorten_repr(value: object) -> str:
-    """Return any value from a file as one short line for a message."""
+    """Return the repr of any value from a file as one short line."""
     if isinstance(value, list):
         more = f" and {len(value) - MAX_LISTED:,} more" if len(value) > MAX_LISTED else ""
         return f"[{', '.join(map(shorten_repr, value[:MAX_LISTED]))}{more}]"[:MAX_SHOWN_LIST]

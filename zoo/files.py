@@ -57,15 +57,15 @@ def version() -> str:
 def cache_dir() -> Path:
     """Return $ZOO_CACHE, or ~/.cache/zoo if it is not set; the folder need not exist.
 
-    Raises ConfigError if neither is known, as in a container that runs as a user without home folder.
+    Raises ConfigError if there is no home folder either, as for some users of containers.
     """
     if chosen := os.environ.get("ZOO_CACHE"):
         return Path(chosen)
     try:
         return Path.home() / ".cache" / "zoo"
     except RuntimeError:
-        what = "there is no folder for the cache, as HOME is not set and this user has no home folder"
-        raise ConfigError(what, "environment", "set ZOO_CACHE to a folder that can be written") from None
+        what = "there is no cache folder: HOME is not set and this user has no home folder"
+        raise ConfigError(what, "environment", "set ZOO_CACHE to a writable folder") from None
 
 
 def is_offline() -> bool:
@@ -85,16 +85,18 @@ def open_regular(path: str | os.PathLike[str]) -> io.FileIO:
     return file
 
 
-def retry(action: Callable[[], T], passes: Callable[[Exception], bool], waits_s: Sequence[float], where: object) -> T:
-    """Call ``action`` and return its result; retry after each of ``waits_s`` while ``passes(error)`` holds.
+def retry(
+    action: Callable[[], T], is_transient: Callable[[Exception], bool], waits_s: Sequence[float], where: object
+) -> T:
+    """Call ``action`` and return its result; after a transient error, retry after each of ``waits_s``.
 
-    ``passes`` tells whether an error may be transient. Raises the last error. Logs each retry with ``where``.
+    Raises the last error, and at once an error for which ``is_transient`` is false. Logs each retry with ``where``.
     """
     for wait_s in waits_s:
         try:
             return action()
         except Exception as error:
-            if not passes(error):
+            if not is_transient(error):
                 raise
             reason = connection_reason(error)
             logger.warning("%s: %s; next try in %g s", escape(where), reason, wait_s)
@@ -189,7 +191,7 @@ def file_lock(path: Path, timeout_s: float = -1) -> Iterator[None]:
             raise
         soft = path.with_name(f"{path.name}.soft")
         logger.warning(
-            "the file system has no locks (%s): the file %s is the lock; remove it if it stays when no process is left",
+            "the file system has no locks (%s): the file %s is the lock; remove it if it is left when no process runs",
             error.strerror, escape(soft),
         )  # fmt: skip
         lock = SoftFileLock(soft, timeout=timeout_s)

@@ -516,7 +516,7 @@ def test_published_experiment_runs_its_replicas_on_one_process(path: Path) -> No
 
     def backward(index: int, network: nn.Module) -> None:
         calls.append(state.replicas.own[index])
-        with state.replicas.reducing(network, 0, is_last=True):
+        with state.replicas.reduce_gradients(network, 0, is_last=True):
             _, loss = compute_loss(state, network, images, targets)
             loss.backward()
 

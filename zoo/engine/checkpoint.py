@@ -31,7 +31,7 @@ BEST = "model_best.pth.tar"
 PREVIOUS = "checkpoint.previous.pth.tar"
 RANKED = "best_*_epoch*.pth.tar"  # the pattern of `ranked_name`
 FORMAT_VERSION = 1
-MAX_COUNT = 2**63  # largest number that is shown from an untrusted file
+MAX_COUNT = 2**63  # larger numbers in an untrusted file are not shown
 # Keys of a checkpoint that model_best.pth.tar also has: for inference, and the origin of the weights.
 KEYS_OF_BEST = (
     "epoch", "arch", "best_prec1", "best_epoch", "network", "class_names", "config", "config_digest", "torch_version",
@@ -82,7 +82,7 @@ class CheckpointWriter:
         state.process.on_main(partial(self._start, state, ranks, is_best))
 
     def _start(self, state: TrainState, ranks: list[dict[str, Any]], is_best: bool) -> None:
-        content = _copied(_content(state, ranks))
+        content = _copy_to_cpu(_content(state, ranks))
         # The thread is started without work. If a signal handler raises while the pool starts a thread, as torch's does
         # when a data worker dies, the pool does not know that thread, and its shutdown would not wait for the write.
         self._thread.submit(int)
@@ -110,16 +110,16 @@ class CheckpointWriter:
             write.result()
 
 
-def _copied(tree: Any) -> Any:
-    """Copy nested dicts, lists and tuples, with their tensors to the CPU."""
+def _copy_to_cpu(tree: Any) -> Any:
+    """Return a copy of nested dicts, lists and tuples, with all tensors on the CPU."""
     if isinstance(tree, torch.Tensor):
         return tree.detach().to("cpu", copy=True)
     if isinstance(tree, dict):
         copied = copy.copy(tree)  # keeps the version numbers of modules, an attribute of a state dict
         for key, value in tree.items():
-            copied[key] = _copied(value)
+            copied[key] = _copy_to_cpu(value)
         return copied
-    return type(tree)(map(_copied, tree)) if isinstance(tree, (list, tuple)) else tree
+    return type(tree)(map(_copy_to_cpu, tree)) if isinstance(tree, (list, tuple)) else tree
 
 
 def _content(state: TrainState, ranks: list[dict[str, Any]]) -> dict[str, Any]:

@@ -14,17 +14,19 @@ from zoo.torch_internals.data import NormBase
 
 logger = logging.getLogger(__name__)
 
-EXCEPT = "!"  # the beginning of a pattern of parts that are trained
+EXCEPT = "!"  # prefix of a pattern whose matches are trained
 CLASSIFIER = "classifier"  # stands for the layer that computes logits, whatever its name
 
 
 def freeze(model: nn.Module, patterns: Sequence[str]) -> list[str]:
     """Set ``requires_grad`` of the parameters that ``patterns`` select to False; return the names of frozen norms.
 
-    Frozen norms have running statistics, and have to stay in evaluation mode: those whose parameters are all frozen
-    and, of norms without parameters, those that are selected themselves. A pattern is the name of a module, which
-    stands for all that it contains, or of a parameter; a shell-style pattern of such names; or "classifier" for
-    `classifier_parameters`. With ``!`` in front it excepts what it matches. The last pattern that matches decides.
+    Frozen norms have to stay in evaluation mode, because they update running statistics otherwise. A norm is frozen if
+    all its parameters are; a norm without parameters, if the patterns select it.
+
+    A pattern is the name of a module, with all its contents, or of a parameter; a shell-style pattern of such names; or
+    "classifier" for `classifier_parameters`. A leading ``!`` makes it an exception. The last pattern that matches
+    decides.
 
     Raises ConfigError, with the nearest names, for a pattern that matches nothing, and if nothing is left to train.
     """

@@ -22,11 +22,11 @@ Matcher = Mapping[str, Any] | Callable[[str], Any]
 def layers_of(model: nn.Module) -> dict[str, int]:
     """Return the number of the layer of each parameter by name, from 0 for the stem; the classifier is in the last one.
 
-    A network with a method ``group_matcher``, as networks of this package and of timm have it, determines its layers as
-    `timm.models.group_parameters` reads them. Other networks, such as torchvision's: a layer is an entry of an
-    outermost `nn.Sequential`, `nn.ModuleList` or `nn.ModuleDict`, in which entries that are plain `nn.Sequential`
-    consist of entries again. What precedes them is a layer, a norm belongs to the layer before it, and so does what
-    follows an entry. The classifier is a layer of its own.
+    Networks of this package and of timm have a method ``group_matcher``, which is read as by
+    `timm.models.group_parameters`. In other networks, such as torchvision's, each entry of an outermost
+    `nn.Sequential`, `nn.ModuleList` or `nn.ModuleDict` is a layer; an entry that is a plain `nn.Sequential` is replaced
+    by its own entries. Parameters before the first entry form layer 0. A norm, and parameters after an entry, belong to
+    the layer before them. The classifier is a separate layer.
     """
     names = [name for name, _ in model.named_parameters()]
     find_matcher: Any = getattr(model, "group_matcher", None)
@@ -40,7 +40,7 @@ def layers_of(model: nn.Module) -> dict[str, int]:
 
 
 def _matched(names: Iterable[str], matcher: Matcher) -> dict[str, int]:
-    """Return the layers that a matcher of timm's form determines: a function, or regular expressions by group."""
+    """Return the layers by a matcher in timm's format: a function, or regular expressions by group."""
     key: Callable[[str], tuple[float, ...]]
     if callable(matcher):
         found = matcher
@@ -91,7 +91,7 @@ def _in_order(model: nn.Module, names: Iterable[str]) -> dict[str, int]:
 
 
 def _entries(module: nn.Module, prefix: str, inside: bool) -> Iterator[tuple[str, nn.Module]]:
-    """Yield the modules that make the layers of a network, by name."""
+    """Yield the names and modules of the entries that form layers."""
     is_container = isinstance(module, CONTAINERS)
     for name, child in module.named_children():
         own = f"{prefix}{name}"

@@ -1,4 +1,4 @@
-"""Runs replicas of one process in turns; they exchange tensors like processes with collective operations."""
+"""Runs the replicas of one process in turns. They exchange tensors as processes do by collective operations."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from zoo.torch_internals.data import ALL_GATHER
 class Lockstep(ReplicaGroup):
     """Runs one function per replica of this process, each in its own thread, one at a time.
 
-    A function runs until it calls `gather`; the next one runs then. Between two turns of a function the random
-    generators of torch and Python keep its states. The functions compute what they would compute in processes of their
-    own, whatever they call: only `gather` connects them.
+    A function runs until it calls `gather`; then the next one runs. Each function has its own states of the random
+    generators of torch and Python. Functions return what they would return in separate processes: only `gather`
+    connects them.
 
     Backward passes run in the threads that start them. The threads of autograd for CUDA devices would deadlock: there
     is one per device, and it would wait in the `gather` of one replica for the others.
@@ -38,8 +38,8 @@ class Lockstep(ReplicaGroup):
         self._count, self._process = count, process
         self._own = replicas_of(process.rank, process.world_size, count)
         self._place = threading.local()
-        self._turns: list[SimpleQueue[None]] = []  # of each function: an item lets it run
-        self._waiting: dict[int, Tensor] = {}  # what functions have given to `gather`, by index
+        self._turns: list[SimpleQueue[None]] = []  # one queue per function; an item lets it run
+        self._waiting: dict[int, Tensor] = {}  # tensors passed to `gather`, by index
         self._gathered: Tensor | None = None
         self._active: list[int] = []  # indices of the functions that have not returned, in the order of their turns
         self._error: BaseException | None = None
@@ -62,7 +62,7 @@ class Lockstep(ReplicaGroup):
             self._turns[self._active[0]].put(None)
             for thread in threads:
                 thread.join()
-        except BaseException as error:  # of a signal handler
+        except BaseException as error:  # raised by a signal handler
             self._end(error)
             raise
         self._waiting, self._gathered = {}, None
@@ -89,7 +89,7 @@ class Lockstep(ReplicaGroup):
         return self._gathered
 
     def _gather_processes(self, mine: list[Tensor]) -> Tensor:
-        """Return the tensors of all processes, of which ``mine`` are this process's, in the order of the replicas."""
+        """Gather the tensors ``mine`` of all processes, and return them in the order of the replicas."""
         if len({(each.shape, each.dtype) for each in mine}) > 1:
             shapes = ", ".join(str(tuple(each.shape)) for each in mine)
             raise ConfigError(f"replicas synchronize different norms (statistics of shapes {shapes})", self._where())
@@ -138,7 +138,7 @@ class Lockstep(ReplicaGroup):
             raise _Ended
 
     def _end(self, error: BaseException) -> None:
-        """Let all functions end; ``error`` is the cause unless there is one."""
+        """End all functions. ``error`` becomes the cause, unless there is one already."""
         if self._error is None:
             self._error = error
         for turn in self._turns:

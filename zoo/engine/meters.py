@@ -110,8 +110,8 @@ class Meter:
         self._counts.copy_(state["counts"])
 
 
-def merged(states: list[dict[str, Tensor]]) -> dict[str, Tensor]:
-    """Merge the states of the meters of all ranks. None of them may have a bad loss."""
+def merge_states(states: list[dict[str, Tensor]]) -> dict[str, Tensor]:
+    """Return the sum of the states of all ranks' meters. None of them may have a bad loss."""
     counts = torch.stack([state["counts"] for state in states]).sum(dim=0)
     counts[FIRST_BAD] = NO_BAD_STEP
     return {"loss": torch.stack([state["loss"] for state in states]).sum(), "counts": counts}

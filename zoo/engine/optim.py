@@ -23,18 +23,17 @@ NORMS = (NormBase, nn.GroupNorm, nn.LayerNorm)  # the norms of this package are 
 def build_optimizer(model: nn.Module, settings: Optimizer) -> torch.optim.Optimizer:
     """Return the optimizer of all parameters that require a gradient, each in exactly one group.
 
-    Every group has its base rate as ``initial_lr``: ``learning_rate``, or ``classifier_lr``, unless that is -1, for
-    `classifier_parameters`. Each layer before the last one has ``layer_decay`` times the rate of the layer after it,
-    see `layers_of`. ``decay_norms`` and ``decay_biases`` turn weight decay of norms and of other biases and vectors on.
-    The parameters that the method ``no_weight_decay`` of the model names, as networks of timm have it, are never
-    decayed.
+    ``initial_lr`` of a group is its base rate: ``learning_rate``, or for `classifier_parameters` ``classifier_lr``,
+    unless that is -1. Each layer has ``layer_decay`` times the rate of the next one (`layers_of`). ``decay_norms``
+    turns on weight decay of norms, ``decay_biases`` of other biases and vectors. Parameters that the method
+    ``no_weight_decay`` of the model returns, as in networks of timm, are never decayed.
 
     Raises ConfigError if no parameter requires a gradient, for ``classifier_lr`` if none of them is the classifier's,
     and for an unknown optimizer or parameter of timm.
     """
     groups = _parameter_groups(model, settings)
     if not groups:
-        raise ConfigError("no parameter requires a gradient; the network: do not freeze all of it")
+        raise ConfigError("no parameter requires a gradient", remedy="do not freeze the whole network")
     if settings.type.startswith(TIMM):
         return _timm_optimizer(groups, settings)
     optimizer = getattr(torch.optim, settings.type)

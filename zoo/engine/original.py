@@ -16,7 +16,7 @@ from zoo.weights.load import load_state_dict
 from zoo.weights.read import extract_state_dict
 
 KEYS = {"epoch", "state_dict", "best_prec1", "optimizer"}
-CLASSIFIER = "fc"  # part of the names of the parameters in the second group
+CLASSIFIER = "fc"  # parameters with this in their name form the second group
 # Entries of parameter groups that change during training, or that select an implementation.
 NOT_SETTINGS = ("params", "lr", "fused", "foreach", "capturable", "differentiable", "maximize")
 
@@ -38,7 +38,9 @@ def load_original(state: TrainState, saved: dict[str, Any], path: Path) -> list[
     arch, own_arch, epoch = saved.get("arch"), state.config.network.arch, saved["epoch"]
     if arch not in (None, own_arch):
         raise CheckpointError(
-            f"the checkpoint is of {truncate(arch)}, this run trains {own_arch}", path, "name its arch"
+            f"the checkpoint is of {truncate(arch)}, this run trains {own_arch}",
+            path,
+            "set network.arch to its architecture",
         )
     if type(epoch) is not int or epoch < 0:
         raise ValueError(f"epoch = {epoch!r}")
@@ -52,8 +54,8 @@ def load_original(state: TrainState, saved: dict[str, Any], path: Path) -> list[
     return [
         f"resumed from {escape(path)}, a checkpoint of the original trainer: {epoch} of "
         f"{state.config.optimizer.schedule.epochs} epochs are done, best score {state.best_score:.2f} %",
-        "the file has no random state, data, batch size or schedule to compare with this run: the settings have to be "
-        "the same, and the order of the images is another",
+        "the file has no random state, data, batch size or schedule to compare with this run: use the same settings; "
+        "the order of the images differs",
     ]
 
 

@@ -58,11 +58,11 @@ class Process:
         return self.rank == 0
 
     def loader_options(self, workers: int, replicas: int | None = None) -> LoaderOptions:
-        """Return the options to read this process's share of the images. ``replicas`` or the processes divide them."""
+        """Return the options to read this process's images, a share of ``replicas`` or of all processes."""
         return LoaderOptions(self.rank, self.world_size, workers, self.device.type == "cuda", replicas)
 
     def any_rank(self, flag: bool) -> bool:
-        """Return whether ``flag`` is true on at least one rank (an all-reduce)."""
+        """Return whether ``flag`` is true on any rank (an all-reduce)."""
         if self.control is None:
             return flag
         number = torch.tensor(int(flag))

@@ -32,15 +32,15 @@ from zoo.ops.recomputation import restore_buffers
 from zoo.torch_internals.data import has_backward_hooks, is_wrapper
 
 # Gradients are added as multiples of 2^-40. Gradients above 2^-16 keep all digits of float32; smaller ones are off by
-# up to 2^-41. Gradients of a replica's mean loss may be as large as 2^22, because batch norms of few values, whose
-# variance may be tiny, have gradients of hundreds of thousands.
+# up to 2^-41. Gradients of a replica's mean loss may be as large as 2^22: batch norms over few values with a tiny
+# variance have gradients of hundreds of thousands.
 GRID_BITS = 40
-SUM_BITS = 62  # of an int64; the largest sum is below 2^62
-CHUNK = 2**17  # elements of a gradient that are added at a time, on the CPU
+SUM_BITS = 62  # sums in int64 stay below 2^62
+CHUNK = 2**17  # number of elements added at a time on the CPU
 
 
 class Replicas:
-    """The replicas that this process runs: itself alone. DistributedDataParallel averages gradients in backward.
+    """One replica per process. DistributedDataParallel averages the gradients in backward.
 
     Args:
     - `model`: the bare network.
@@ -49,7 +49,7 @@ class Replicas:
 
     Attributes:
     - `own`: the numbers of the replicas that this process runs.
-    - `loss_factor`: factor of the mean loss over the global batch, by which averages of the gradients become sums.
+    - `loss_factor`: factor applied to the mean loss over the global batch, so that averages of gradients become sums.
     """
 
     def __init__(self, model: nn.Module, config: Experiment, process: Process) -> None:
@@ -59,7 +59,7 @@ class Replicas:
         self._network = model
 
     def wrap(self, network: nn.Module) -> nn.Module:
-        """Return ``network``, the possibly compiled model, as a step calls it."""
+        """Wrap ``network``, the possibly compiled model, for training on all ranks."""
         self._network = distribute(network, self._process)
         return self._network
 
@@ -74,18 +74,17 @@ class Replicas:
 
         Args:
         - `backward`: runs forward and backward of the network on the images of the replica ``own[index]``.
-        - `step`: number of steps before.
+        - `step`: number of completed steps.
         - `shapes`: shapes of the images of each own replica.
-        - `scaler`: has scaled the gradients.
+        - `scaler`: scales the gradients.
         """
         backward(0, self._network)
 
     @contextmanager
-    def reducing(self, network: nn.Module, step: int, is_last: bool) -> Iterator[None]:
-        """Context of forward and backward of a micro-batch. Gradients are averaged in the last one of a step.
+    def reduce_gradients(self, network: nn.Module, step: int, is_last: bool) -> Iterator[None]:
+        """Averages gradients over the ranks in the last micro-batch of a step. Surrounds its forward and backward.
 
-        That waits for the gradients of all parameters. Raises ConfigError if a parameter got none on this rank: the
-        averages would never be complete.
+        Raises ConfigError if a parameter got no gradient on this rank: the averages would never be complete.
         """
         if not isinstance(network, DistributedDataParallel):
             yield
@@ -112,11 +111,11 @@ class Replicas:
 
 
 class ExactReplicas(Replicas):
-    """Several replicas, which the processes divide, and the exact sum of the gradients of all replicas.
+    """A fixed number of replicas, divided among any number of processes. Sums their gradients exactly.
 
-    A step with S replicas is S forward and backward passes of B / S images each. Each pass is a function of its replica
-    alone: its images, its shape, its random numbers, its batch statistics. The gradients are added as integers, because
-    integers have the same sum in any order.
+    A step with S replicas is S forward and backward passes of B / S images each. Each pass depends on its replica
+    alone: images, shape, random numbers and batch statistics. The gradients are added as integers, because integers
+    have the same sum in any order.
 
     Broadcasts rank 0's weights and buffers, so every rank has to construct it. Raises ConfigError for sharded
     parameters, and for norms whose synchronization only works with a replica per process.
@@ -137,8 +136,8 @@ class ExactReplicas(Replicas):
         trained = {name: each for name, each in model.named_parameters() if each.requires_grad and each.numel()}
         self._names, self._parameters = list(trained), list(trained.values())
         sizes = [parameter.numel() for parameter in self._parameters]
-        # One message: the sums, how many replicas have a gradient, one that is not finite, one beyond the range, and
-        # how many processes found an attribute that forward changes.
+        # One message: the sums; for each parameter the number of replicas with a gradient, with one that is not finite,
+        # and with one beyond the range; and the number of processes in which forward changed an attribute.
         parts = [*sizes, 3 * len(sizes), 1]
         self._sums = torch.zeros(sum(parts), dtype=torch.int64, device=process.device)
         *self._totals, tallies, self._num_changed = self._sums.split(parts)
@@ -148,7 +147,7 @@ class ExactReplicas(Replicas):
         self._changed: str | None = None
         self._chunk = CHUNK if process.device.type == "cpu" else sum(sizes)
         self._found: list[tuple[int, Tensor]] = []  # index of a parameter, and the largest absolute value of a gradient
-        self._factor = torch.ones((), device=process.device)  # from gradients to multiples of the grid
+        self._factor = torch.ones((), device=process.device)  # converts gradients to multiples of 2^-GRID_BITS
 
     def _check_norms(self) -> None:
         """Raise ConfigError for synchronized norms, unless each process runs one replica."""
@@ -197,7 +196,7 @@ class ExactReplicas(Replicas):
 
     @contextmanager
     def _check_attributes(self, network: nn.Module, shape: torch.Size) -> Iterator[None]:
-        """Context of a pass of a replica on images of a ``shape``, which looks for attributes that it changes.
+        """Looks for attributes that the pass of a replica over images of a ``shape`` changes.
 
         Checkpoints and other processes do not get attributes. The first pass over images of a ``shape`` may fill
         caches. The first pass over a shape that was there before must change no attribute; otherwise `set_gradients`
@@ -224,10 +223,10 @@ class ExactReplicas(Replicas):
         return self._parameters
 
     @contextmanager
-    def reducing(self, network: nn.Module, step: int, is_last: bool) -> Iterator[None]:
-        """Context of forward and backward of a micro-batch. In the last one of a step gradients are added to the sums.
+    def reduce_gradients(self, network: nn.Module, step: int, is_last: bool) -> Iterator[None]:
+        """Adds gradients to the sums in the last micro-batch of a step. Surrounds its forward and backward.
 
-        Each is added as soon as it is complete, and its memory freed.
+        Adds each gradient as soon as it is complete, and frees its memory.
         """
         if not is_last:
             yield
@@ -303,18 +302,18 @@ class ExactReplicas(Replicas):
             broadcast_tensors(list(self._model.buffers()))
 
     def _loss_scale(self, scaler: torch.amp.GradScaler) -> Tensor:
-        """Return the factor of the gradients, 0-d; 1 if ``scaler`` is disabled."""
+        """Return the loss scale, 0-d; 1 if ``scaler`` is disabled."""
         return scaler.scale(torch.ones((), device=self._process.device))
 
 
 class SynchronizedReplicas(ExactReplicas):
-    """Replicas that run in lockstep: in each synchronized norm, each of them waits for the statistics of the others.
+    """Replicas that run in lockstep: in each synchronized norm, they wait for the statistics of one another.
 
-    Each own replica has a copy of the network, which shares the parameters' memory and has buffers and gradients of its
-    own. All own replicas have their activations in memory at the same time.
+    Each own replica has a copy of the network with its own buffers and gradients; the copies share the memory of the
+    parameters. The activations of all own replicas are in memory at the same time.
 
-    Raises ConfigError for hooks of parameters, which the copies would lack, and for norms with a process group of their
-    own.
+    Raises ConfigError for hooks of parameters, because the copies would lack them, and for norms with their own process
+    group.
 
     Args: see `ExactReplicas`.
     """
@@ -338,7 +337,7 @@ class SynchronizedReplicas(ExactReplicas):
         return next(each.parameters for each in self._copies if each.network is network)
 
     def wrap(self, network: nn.Module) -> nn.Module:
-        """Return ``network``, after copying it for each own replica."""
+        """Copy ``network`` for each own replica, and return it."""
         self._copies = [_Copy(network, self._parameters, self._lockstep) for _ in self.own]
         return super().wrap(network)
 
@@ -352,7 +351,7 @@ class SynchronizedReplicas(ExactReplicas):
         """Call ``backward`` for all own replicas in lockstep, each with its own random numbers.
 
         All replicas of a step begin with the same buffers; the buffers of replica 0 remain. Raises ConfigError if
-        gradients reach parameters of the network itself: a function that a module holds refers to it.
+        gradients reach parameters of the network itself, because a function in a module refers to it.
         """
 
         def run_replica(index: int) -> None:
@@ -361,12 +360,12 @@ class SynchronizedReplicas(ExactReplicas):
 
         self._begin(scaler)
         for each in self._copies:
-            each.follow()
+            each.copy_from_network()
         with self._check_attributes(self._copies[0].network, shapes[0]):
             self._lockstep.run([partial(run_replica, index) for index in range(len(self.own))])
         self._end()
         if 0 in self.own:
-            self._copies[0].give_buffers()
+            self._copies[0].copy_to_network()
         if reached := [n for n, each in zip(self._names, self._parameters, strict=True) if each.grad is not None]:
             what = (
                 f"a copy of the network for a replica uses parameters of the network itself ({join_names(reached, 3)})"
@@ -397,14 +396,14 @@ class _Copy:
         set_active_group(self.network, group)
         self._pairs = [*zip(network.modules(), self.network.modules(), strict=True)]
 
-    def follow(self) -> None:
-        """Take over the buffers of the network, and the mode of each module."""
+    def copy_from_network(self) -> None:
+        """Copy the buffers and the mode of each module from the network."""
         for original, own in self._pairs:
             own.training = original.training
             _copy_buffers(original, own)
 
-    def give_buffers(self) -> None:
-        """Copy the buffers to the network."""
+    def copy_to_network(self) -> None:
+        """Copy the buffers of each module to the network."""
         for original, own in self._pairs:
             _copy_buffers(own, original)
 
@@ -423,7 +422,7 @@ def _copy_buffers(source: nn.Module, target: nn.Module) -> None:
 
 
 def build_replicas(model: nn.Module, config: Experiment, process: Process) -> Replicas:
-    """Return the replicas of a run; for the arguments and errors see their classes."""
+    """Return the replicas of a run; see the classes for arguments and errors."""
     count = config.optimizer.replicas
     if count is None:
         return Replicas(model, config, process)
@@ -439,12 +438,12 @@ def is_synchronized(module: nn.Module) -> bool:
 
 @contextmanager
 def fix_algorithms() -> Iterator[None]:
-    """Context in which equal operations have equal bits: deterministic algorithms, one thread on the CPU.
+    """Makes equal operations return equal bits: selects deterministic algorithms, and one thread on the CPU.
 
-    The number of threads may change the order of a sum, and differs between one process and several. TF32 is as by
-    default in torch: on for convolutions, off for matrix products.
+    The number of threads may change the order of a sum, and differs between one process and several. TF32 has torch's
+    defaults: on for convolutions, off for matrix products. Restores all settings on exit.
     """
-    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # without it torch calls cuBLAS nondeterministic
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # torch requires it for deterministic cuBLAS
     cudnn: Any = torch.backends.cudnn
     settings: list[tuple[Any, str, Any]] = [
         (cudnn, "benchmark", False),

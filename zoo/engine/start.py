@@ -83,7 +83,7 @@ def start(
 
 @dataclass(frozen=True)
 class LoadedCheckpoint:
-    """The content of a checkpoint file, and notices for the user that explain its choice."""
+    """The content of a checkpoint file, and notices that tell the user why this file was chosen."""
 
     path: Path
     content: dict[str, Any]
@@ -130,8 +130,8 @@ def load_newest_checkpoint(folder: Path) -> LoadedCheckpoint | None:
 def restore(state: TrainState, resumed: LoadedCheckpoint) -> list[str]:
     """Load the checkpoint into ``state`` and the random generators; return notices for the user.
 
-    A run with more epochs than the checkpoint's continues from the same position, with the learning rate that the
-    longer schedule has there. For a checkpoint of the original trainer see `load_original`. Raises CheckpointError if
+    A run with more epochs than the checkpoint continues from the same position, at the learning rate of the longer
+    schedule. For a checkpoint of the original trainer see `load_original`. Raises CheckpointError if
     the checkpoint was written with other settings or another world size; with replicas the world size may change.
     """
     saved = resumed.content
@@ -167,7 +167,7 @@ def restore(state: TrainState, resumed: LoadedCheckpoint) -> list[str]:
 
 
 def _load_modes(state: TrainState, eval_modules: Sequence[str]) -> Iterator[str]:
-    """Set which modules stay in evaluation mode; yield a notice if this run would have chosen others."""
+    """Keep the modules of the checkpoint in evaluation mode; yield a notice if the given network has others."""
     for name in eval_modules:
         state.model.get_submodule(name)
     own, state.eval_modules = state.eval_modules, list(eval_modules)

@@ -14,7 +14,7 @@ from torch.optim.swa_utils import get_ema_multi_avg_fn
 
 from zoo.config.experiment import Experiment
 from zoo.engine.freezing import freeze
-from zoo.engine.meters import Meter, merged
+from zoo.engine.meters import Meter, merge_states
 from zoo.engine.optim import build_optimizer
 from zoo.engine.process import Process, broadcast_tensors
 from zoo.engine.replicas import Replicas, build_replicas
@@ -72,9 +72,9 @@ class TrainState:
 
     @property
     def is_stale(self) -> bool:
-        """Whether an epoch has ended without a better score for ``optimizer.schedule.patience`` epochs.
+        """Whether the score has not improved for ``optimizer.schedule.patience`` epochs, at the end of an epoch.
 
-        A function of the last and the best epoch, so that a resumed run counts as an uninterrupted one.
+        Depends on the last and the best epoch only, so that a resumed run ends when an uninterrupted run does.
         """
         patience = self.config.optimizer.schedule.patience
         if patience is None or self.best_epoch is None or self.batch > 0:
@@ -93,9 +93,10 @@ class TrainState:
 
 
 def build_state(task: Task, model: nn.Module, process: Process) -> TrainState:
-    """Return the state of a new run that trains ``model``, which is moved to the process's device.
+    """Return the state of a new run that trains ``model``.
 
-    ``optimizer.freeze`` freezes parts of it, see `zoo.engine.freezing.freeze`.
+    Moves ``model`` to the device of the process, and freezes the parts that ``optimizer.freeze`` names
+    (`zoo.engine.freezing.freeze`).
     """
     config = task.config
     model.to(process.device)
@@ -128,7 +129,7 @@ def build_state(task: Task, model: nn.Module, process: Process) -> TrainState:
 def _eval_modules(model: nn.Module) -> list[str]:
     """Return the names of the modules in evaluation mode; empty if no module is in training mode.
 
-    A network that is in evaluation mode as a whole was scored or trained before; this says nothing about its training.
+    A network that is entirely in evaluation mode was scored or trained before; this says nothing about its training.
     """
     modes = {name: module.training for name, module in model.named_modules()}
     return [name for name, training in modes.items() if not training] if any(modes.values()) else []
@@ -142,7 +143,7 @@ def set_training_mode(state: TrainState) -> None:
 
 
 def update_average(state: TrainState) -> None:
-    """Update the moving average, if this step does: ema = decay * ema + (1 - decay) * weights; the first one copies.
+    """Update the moving average if it is due: ema = decay * ema + (1 - decay) * weights. The first update copies.
 
     Does not use `torch.optim.swa_utils.AveragedModel`, because its step counter synchronizes with the device. Buffers
     are not averaged; `broadcast_buffers` copies them.
@@ -168,8 +169,8 @@ def all_finite(network: nn.Module) -> bool:
 def broadcast_buffers(state: TrainState) -> None:
     """Broadcast rank 0's buffers (running statistics) to all ranks, and copy them to the moving average.
 
-    Required before validation and checkpoints, because unsynchronized norms see other images on each rank. Every rank
-    has to call it.
+    Required before validation and checkpoints, because unsynchronized norms see different images on each rank. Every
+    rank has to call it.
     """
     if state.process.world_size > 1:
         broadcast_tensors(list(state.model.buffers()))
@@ -208,13 +209,13 @@ def rank_state(state: TrainState) -> dict[str, Any]:
 def rank_states(state: TrainState) -> list[dict[str, Any]]:
     """Gather the states of all ranks to save on rank 0. Every rank has to call it.
 
-    With replicas there is one state for any number of ranks: random numbers are seeded in each step, and sums are
-    added.
+    With replicas, one state serves any number of ranks: each step seeds the random numbers, and the sums of the ranks
+    are added.
     """
     states = state.process.gather(rank_state(state))
     if state.config.optimizer.replicas is None or not states:
         return states
-    return [{**states[0], "meter": merged([each["meter"] for each in states])}]
+    return [{**states[0], "meter": merge_states([rank["meter"] for rank in states])}]
 
 
 def load_shared_state(state: TrainState, saved: dict[str, Any]) -> None:

@@ -12,7 +12,7 @@ from zoo.engine.state import TrainState, update_average
 
 
 class StepBatch(NamedTuple):
-    """Images (N, 3, H, W) and targets (N, ...) that a replica has in a step, on its device."""
+    """Images (N, 3, H, W) and targets (N, ...) of one replica in a step, on its device."""
 
     images: Tensor
     targets: Tensor
@@ -23,8 +23,8 @@ class StepBatch(NamedTuple):
 def train_step(state: TrainState, *batches: StepBatch) -> None:
     """Take one optimizer step on the mean of the task's loss over the global batch; update ``state`` in place.
 
-    ``batches`` are this process's, one for each replica that it runs. Nothing here waits for the device, except for
-    the sum over the replicas of ``optimizer.replicas``.
+    ``batches`` has one batch for each replica of this process. Does not synchronize with the device, except to sum the
+    gradients of ``optimizer.replicas``.
     """
     config = state.config.optimizer
 
@@ -52,7 +52,7 @@ def train_step(state: TrainState, *batches: StepBatch) -> None:
 
 
 def _backward(state: TrainState, network: nn.Module, batch: StepBatch) -> None:
-    """Run forward and backward of a network on a batch, which adds its gradients to ``.grad``, and update the meter.
+    """Run forward and backward of a network on a batch: add the gradients to ``.grad``, and update the meter.
 
     With gradient accumulation the micro-batches run one after the other, so that only one of them has activations in
     memory. Losses are sums over the images divided by the size of the global batch, so that their gradients add up to
@@ -61,7 +61,7 @@ def _backward(state: TrainState, network: nn.Module, batch: StepBatch) -> None:
     factor = state.replicas.loss_factor / batch.global_size
     for number, (images, targets) in enumerate(micro_batches(state, batch), start=1):
         is_last = number == state.config.optimizer.accumulate_steps
-        with state.replicas.reducing(network, state.step, is_last):
+        with state.replicas.reduce_gradients(network, state.step, is_last):
             logits, loss = compute_loss(state, network, images, targets)
             state.scaler.scale(loss * factor).backward()
         counts = state.task.counts(logits.detach(), targets)

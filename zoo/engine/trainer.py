@@ -64,7 +64,7 @@ class Trainer:
         self.stop = StopSignals(state.process)
         self.writer = CheckpointWriter(state.process, log_dir)
         self.pace = Pace()
-        self._fault = ""  # why this rank has no further batch; an exception would hold on to the workers
+        self._fault = ""  # error that ended this rank's batches, as text: an exception would keep the workers alive
 
     def train(self) -> Result | None:
         """Train to the end of the schedule, or until scores are stale; return the result of the last validation.
@@ -147,7 +147,7 @@ class Trainer:
             raise DataError(self._fault)
 
     def _step(self, batches: list[StepBatch]) -> None:
-        """Take a step; NonFiniteLossError, on every rank, if a gradient is beyond the range of exact sums."""
+        """Take a step. Raises NonFiniteLossError, on every rank, if a gradient exceeds the range of exact sums."""
         try:
             train_step(self.state, *batches)
         except OverflowError as error:
@@ -186,7 +186,7 @@ class Trainer:
     def _report(self, reported: Reading, lr: float) -> Reading:
         """Log the averages since the reading ``reported`` and over the epoch; return the new reading.
 
-        It waits for the device.
+        Synchronizes with the device.
         """
         now = self._checked_reading()
         self.writer.raise_if_failed()
@@ -196,7 +196,7 @@ class Trainer:
     def _finish_epoch(self) -> Result | None:
         """Validate, advance to the next epoch and save; return the result of the validation.
 
-        All ranks have rank 0's running statistics then.
+        Copies rank 0's running statistics to all ranks.
         """
         state = self.state
         # Answer a signal that arrived during the last step before a validation of several minutes.
@@ -257,7 +257,7 @@ class Trainer:
             raise StopRequested(DATA_FAULT, is_agreed=True)
 
     def _save(self, is_best: bool = False) -> None:
-        """Start to write a checkpoint; NonFiniteLossError, on every rank, unless all losses and weights are finite."""
+        """Start to write a checkpoint. Raises NonFiniteLossError on every rank if a loss or a weight is not finite."""
         self._checked_reading()
         # A finite loss may have infinite gradients, which only the next loss would show.
         if self.state.process.any_rank(not all_finite(self.state.model)):
@@ -267,7 +267,7 @@ class Trainer:
     def _checked_reading(self) -> Reading:
         """Return the averages of the running epoch over all ranks (an all-reduce that waits for the device).
 
-        NonFiniteLossError, on every rank, if any loss was not finite.
+        Raises NonFiniteLossError, on every rank, if a loss was not finite.
         """
         reading = self.state.meter.read(reduce=True)
         if reading.first_bad_step is not None:
@@ -296,7 +296,7 @@ class Trainer:
         self._stop_if_asked(request.signal_name)
 
     def _stop_if_asked(self, reason: str | None, saved: bool = False) -> None:
-        """If the ranks agreed to stop, save unless ``saved``, and raise TrainingInterrupted; DataError for a fault."""
+        """Stop for ``reason``, if any: save unless ``saved``; raise TrainingInterrupted, or DataError for a fault."""
         if reason is None:
             return
         if reason == DATA_FAULT:
