@@ -7,11 +7,14 @@ from functools import partial
 
 import pytest
 import torch
+import torch.distributed as dist
+from torch import Tensor
 
 from tests.refusals import refused
 from zoo.engine.lockstep import Lockstep
 from zoo.engine.process import Process
 from zoo.errors import ConfigError
+from zoo.torch_internals.data import ALL_GATHER
 
 
 def test_functions_take_turns_and_gather_in_the_order_of_replicas() -> None:
@@ -84,3 +87,15 @@ def test_different_norms_raise() -> None:
         lambda: lockstep.run([lambda size=size: lockstep.gather(torch.zeros(size)) for size in (1, 2)]),
         "(1,), (2,)",
     )
+
+
+def test_tensors_of_other_processes_come_in_the_order_of_replicas(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of two processes, this one has the replicas 0 and 2, and the other one has replica 1."""
+
+    def gather(output: Tensor, own: Tensor) -> None:
+        output.copy_(torch.cat([own, torch.tensor([[1.0], [0.0]])]))  # padded to two replicas
+
+    monkeypatch.setattr(dist, ALL_GATHER, gather)
+    lockstep, found = Lockstep(3, Process(0, 2)), []
+    lockstep.run([lambda number=number: found.append(lockstep.gather(torch.tensor([number]))) for number in (0.0, 2.0)])
+    assert [gathered.tolist() for gathered in found] == [[[0.0], [1.0], [2.0]]] * 2

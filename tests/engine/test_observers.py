@@ -36,8 +36,7 @@ class Calls(Observer):
         self.calls.append(("after_epoch", state.epoch, state.step, None if result is None else result.count))
 
 
-@pytest.mark.parametrize(("replicas", "sizes"), [(None, [8]), (2, [4, 4]), (3, [3, 3, 2])])
-@pytest.mark.parametrize("validates", [True, False])
+@pytest.mark.parametrize(("replicas", "sizes", "validates"), [(None, [8], True), (3, [3, 3, 2], False)])
 def test_observers_follow_steps_and_epochs(
     data: Path, tmp_path: Path, replicas: int | None, sizes: list[int], validates: bool
 ) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import functools
 import logging
+import operator
 from collections import OrderedDict
 from collections.abc import Callable
 from functools import partial
@@ -61,6 +63,13 @@ class PlainRun(NamedTuple):
 
 def train_plainly(config: Experiment, data: Path) -> PlainRun:
     """Train as the original does, with torch's optimizer and schedules, on our batches."""
+    losses, saved, model = _trained_plainly(config.model_dump_json(), data)
+    return PlainRun(losses, copy.deepcopy(saved), model)
+
+
+@functools.cache
+def _trained_plainly(content: str, data: Path) -> PlainRun:
+    config = Experiment.model_validate_json(content)
     wanted = config.optimizer
     task = task_of(config)
     loader = task.build_train_loader(data, Process().loader_options(0, None))
@@ -217,48 +226,40 @@ def test_auto_resumes_in_log_folder_of_original(data: Path, tmp_path: Path) -> N
 
 
 SGD = ("optimizer", "param_groups", 0)
+WEIGHT, BIAS = "module.classifier.fc.weight", "module.classifier.fc.bias"
+CHANGES: list[tuple[dict[tuple[Any, ...], Any], str]] = [
+    ({("arch",): "resnet50"}, "resnet50, this run trains resnet18"),
+    ({("epoch",): -1}, "epoch = -1"),
+    ({("epoch",): "1"}, "epoch = '1'"),
+    ({("best_prec1",): "much"}, "much"),
+    ({("state_dict",): {"module.conv1.weight": torch.zeros(8, 3, 3, 3)}}, "missing in the file"),
+    ({("state_dict", WEIGHT): torch.zeros(3, 3)}, "fc.weight"),
+    (
+        {
+            ("state_dict", f"module.classifier.fc.{key}"): torch.zeros(5, *shape)
+            for key, *shape in (("weight", 8), ("bias",))
+        },
+        "number of classes",
+    ),
+    ({("optimizer", "param_groups"): []}, "network of 9"),
+    ({(*SGD, "params"): [0, 1]}, "groups of 2 parameters, the network of 9"),
+    ({(*SGD, "momentum"): 0.5}, "momentum: 0.5 before and 0.9 now"),
+    ({(*SGD, "nesterov"): True}, "nesterov: True before and False now"),
+    ({(*SGD, "initial_lr"): 0.7}, "initial_lr: 0.7 before and 0.05 now"),
+    ({(*SGD, "betas"): (0.9, 0.99)}, "betas: (0.9, 0.99) before and absent now"),
+    ({("optimizer", "state"): 3}, "TypeError"),
+    ({("optimizer", "state"): {0: {"momentum_buffer": torch.zeros(2)}}}, "momentum_buffer of conv1.weight"),
+]
 
 
-@pytest.mark.parametrize(
-    ("place", "value", "name"),
-    [
-        (("arch",), "resnet50", "resnet50, this run trains resnet18"),
-        (("epoch",), -1, "epoch = -1"),
-        (("epoch",), "1", "epoch = '1'"),
-        (("best_prec1",), "much", "much"),
-        (("state_dict",), {"module.conv1.weight": torch.zeros(8, 3, 3, 3)}, "missing in the file"),
-        (("state_dict", "module.classifier.fc.weight"), torch.zeros(3, 3), "fc.weight"),
-        (("optimizer", "param_groups"), [], "network of 9"),
-        ((*SGD, "params"), [0, 1], "groups of 2 parameters, the network of 9"),
-        ((*SGD, "momentum"), 0.5, "momentum: 0.5 before and 0.9 now"),
-        ((*SGD, "nesterov"), True, "nesterov: True before and False now"),
-        ((*SGD, "initial_lr"), 0.7, "initial_lr: 0.7 before and 0.05 now"),
-        ((*SGD, "betas"), (0.9, 0.99), "betas: (0.9, 0.99) before and absent now"),
-        (("optimizer", "state"), 3, "TypeError"),
-        (("optimizer", "state"), {0: {"momentum_buffer": torch.zeros(2)}}, "momentum_buffer of conv1.weight"),
-    ],
-)
+@pytest.mark.parametrize(("changes", "name"), CHANGES, ids=[name for _, name in CHANGES])
 def test_unfitting_file_of_original_raises(
-    data: Path, tmp_path: Path, place: tuple[Any, ...], value: Any, name: str
+    data: Path, tmp_path: Path, changes: dict[tuple[Any, ...], Any], name: str
 ) -> None:
-    saved = train_plainly(settings(), data).saved
-    part: Any = saved
-    for key in place[:-1]:
-        part = part[key]
-    part[place[-1]] = value
-    torch.save(saved, tmp_path / "theirs.pth.tar")
-    _refused(data, tmp_path, name)
-
-
-def _refused(data: Path, folder: Path, *names: str) -> None:
-    path = str(folder / "theirs.pth.tar")
-    train = partial(run, settings(), data, folder / "log", MemoryLog(), build=build, resume=path)
-    refused((CheckpointError, WeightsError), train, "theirs.pth.tar", *names)
-
-
-def test_other_number_of_classes_raises(data: Path, tmp_path: Path) -> None:
-    saved = train_plainly(settings(), data).saved
-    for key, shape in (("weight", (5, 8)), ("bias", (5,))):
-        saved["state_dict"][f"module.classifier.fc.{key}"] = torch.zeros(shape)
-    torch.save(saved, tmp_path / "theirs.pth.tar")
-    _refused(data, tmp_path, "number of classes")
+    saved: Any = train_plainly(settings(), data).saved
+    for (*parents, key), value in changes.items():
+        functools.reduce(operator.getitem, parents, saved)[key] = value
+    path = tmp_path / "theirs.pth.tar"
+    torch.save(saved, path)
+    resume = partial(run, settings(), data, tmp_path / "log", MemoryLog(), build=build, resume=str(path))
+    refused((CheckpointError, WeightsError), resume, path.name, name)

@@ -10,8 +10,8 @@ import torch.distributed as dist
 
 from tests.dist.spawn import run_distributed
 from tests.refusals import refused
-from zoo.engine.process import open_process
-from zoo.errors import ConfigError
+from zoo.engine.process import open_process, shorten_worker_errors
+from zoo.errors import ConfigError, ZooError
 
 TWO_RANKS = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "MASTER_ADDR": "localhost", "MASTER_PORT": "29500"}
 
@@ -96,3 +96,28 @@ def test_invalid_environment_raises(
     variables = {**TWO_RANKS, name: value}
     _set(monkeypatch, {key: each for key, each in variables.items() if each is not None})
     refused(ConfigError, _open, *words)
+
+
+EXITED, KILLED = "DataLoader worker (pid(s) 7) exited unexpectedly", "DataLoader worker (pid 7) is killed by signal: "
+
+
+@pytest.mark.parametrize(
+    ("reason", "method", "words"),
+    [
+        (EXITED, "spawn", ["spawn", "__main__"]),
+        (EXITED, "fork", ["fewer workers", "--resume auto"]),
+        (f"{KILLED}Killed. ", "spawn", ["fewer workers"]),
+        (f"{KILLED}Bus error. It is possible", "fork", ["/none", "No such file", "--resume auto"]),
+    ],
+)
+def test_dead_worker_raises_with_remedy(
+    monkeypatch: pytest.MonkeyPatch, reason: str, method: str, words: list[str]
+) -> None:
+    monkeypatch.setattr("multiprocessing.get_start_method", lambda: method)
+    monkeypatch.setattr("zoo.data.loader.SHARED_MEMORY", "/none")
+
+    def fail() -> None:
+        with shorten_worker_errors():
+            raise RuntimeError(reason)
+
+    assert ("/none" in refused(ZooError, fail, *words)) == ("/none" in words)

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import shutil
-import signal
 import subprocess
 import sys
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +20,7 @@ from zoo.data.loader import Loader, LoaderOptions, build_train_loader, build_val
 from zoo.data.map_dataset import Datasets
 from zoo.data.segmentation.loader import build_segmentation_train_loader, build_segmentation_val_loader
 from zoo.data.transforms.classification import ValTransform
-from zoo.engine.process import shorten_worker_errors
-from zoo.errors import DataError, ZooError
+from zoo.errors import DataError
 
 WORKER = LoaderOptions(workers=1)
 KINDS = ["train", "val", "ten crops", "tensors", "segmentation train", "segmentation val"]
@@ -110,22 +107,6 @@ def test_worker_without_shared_memory_names_remedy(
 
     monkeypatch.setattr("zoo.data.dataset.default_collate", fail)
     assert "\n" not in refused(DataError, lambda: next(iter(_loader("train", tmp_path))), advice, "--workers")
-
-
-def _fail(reason: str) -> None:
-    with shorten_worker_errors():
-        raise RuntimeError(reason)
-
-
-def test_missing_shared_memory_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("zoo.data.loader.SHARED_MEMORY", str(tmp_path / "none"))
-    fail = partial(_fail, "DataLoader worker (pid 7) is killed by signal: Bus error. It is possible")
-    refused(ZooError, fail, "/none", "No such file", "--resume auto")
-
-
-def test_worker_killed_by_other_signal_is_not_blamed_on_shared_memory() -> None:
-    fail = partial(_fail, f"DataLoader worker (pid 7) is killed by signal: {signal.strsignal(signal.SIGKILL)}. ")
-    assert "/dev/shm" not in refused(ZooError, fail, "fewer workers")
 
 
 @pytest.mark.parametrize("reason", ["Too many open files. Communication is impossible", "received 0 items of ancdata"])
