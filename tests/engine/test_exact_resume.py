@@ -40,6 +40,7 @@ from tests.refusals import refused
 from zoo.config.experiment import Experiment
 from zoo.config.parse import parse_experiment
 from zoo.engine.checkpoint import BEST, CHECKPOINT, PREVIOUS, read
+from zoo.engine.digest import digest
 from zoo.engine.observers import Observer
 from zoo.engine.process import open_process
 from zoo.engine.state import TrainState
@@ -118,7 +119,10 @@ def _train(case: Run, log_dir: Path, log: MemoryLog | None = None, **options: An
 
 
 def _reports(case: Run, log_dir: Path, options: dict[str, Any]) -> tuple[list[Any], ...]:
-    return _train(case, log_dir, **options).reports
+    """Train; return the digests of all batches, and the reports of the log."""
+    seen = BatchLog()
+    log = _train(case, log_dir, observers=[seen], **options)
+    return [digest({"images": images, "targets": targets}) for images, targets in seen.batches], *log.reports
 
 
 def _reports_of_ranks(case: Run, log_dir: Path, world_size: int, **options: Any) -> list[tuple[list[Any], ...]]:
@@ -310,26 +314,15 @@ def test_stopped_and_resumed_run_has_bits_of_uninterrupted_run(
         options = {"resume": "auto"}
     resumed = _reports_of_ranks(straight.case, tmp_path / "log", world_size, **options)
     epoch, step = position
-    for reports, (numbers, digests, validations) in zip(resumed, straight.reports, strict=True):
-        assert reports == (numbers[step:], digests[epoch:], validations[epoch:])
+    for reports, (batches, numbers, digests, validations) in zip(resumed, straight.reports, strict=True):
+        assert reports == (batches[step:], numbers[step:], digests[epoch:], validations[epoch:])
     assert _differing_files(straight.folder, tmp_path / "log") == []
 
 
-def test_batches_with_all_augmentations_are_those_of_uninterrupted_run(
-    uninterrupted: Callable[..., Uninterrupted], tmp_path: Path
-) -> None:
-    case, _, _ = uninterrupted("everything")
-    whole, rest = BatchLog(), BatchLog()
-    _train(case, tmp_path / "straight", observers=[whole])
-    _signal_at(8)(case, tmp_path / "log")
-    _train(case, tmp_path / "log", observers=[rest], resume="auto")
-    assert {targets.dim() for _, targets in whole.batches} == {1, 2}  # some batches are not mixed
-    assert differences(whole.batches[8:], rest.batches) == []
-
-
 def test_number_of_workers_does_not_change_bits(uninterrupted: Callable[..., Uninterrupted], tmp_path: Path) -> None:
-    straight = uninterrupted("everything")
-    assert [_train(straight.case, tmp_path, workers=2).reports] == straight.reports
+    straight, seen = uninterrupted("everything"), BatchLog()
+    _train(straight.case, tmp_path, workers=2, observers=[seen])
+    assert {targets.dim() for _, targets in seen.batches} == {1, 2}  # some batches are not mixed
     assert _differing_files(straight.folder, tmp_path) == []
 
 
