@@ -128,6 +128,17 @@ def test_inversion_gives_input_and_gradients_of_autograd(name, batch, may_overwr
         assert (dx.data_ptr() == grad.data_ptr()) == may_overwrite
 
 
+@torch.no_grad()
+def test_plain_convolutions_are_coupled_in_memory_of_input():
+    layer, x = conv_of(6), torch.randn(2, 6, 4, 6, dtype=torch.float64)
+    assert layer.record_(x)[0].data_ptr() == x.data_ptr()
+    seen = []
+    layer.f.register_forward_pre_hook(lambda module, args: seen.append((args[0], args[0].clone())))
+    y = layer.record_(x)[0]
+    assert y.data_ptr() != x.data_ptr()
+    assert torch.equal(*seen[0])  # hooks may keep the inputs of f and g
+
+
 def test_norm_is_formula_with_least_gain_in_scale():
     layer = norm_of(3, eps_i=0.25)
     x = 2 + 3 * torch.randn(8, 3, 5, 7, dtype=torch.float64)

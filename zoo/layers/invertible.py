@@ -51,7 +51,7 @@ torch.fx.wrap("call_norm")
 
 
 class BypassedLayerError(ConfigError):
-    """An invertible layer bypasses a layer that was changed, so that calling it would compute something else.
+    """An invertible layer bypasses a changed layer, so it would not compute what a call of that layer computes.
 
     Args:
     - `layer`: the changed layer.
@@ -242,7 +242,7 @@ class InvertibleNorm(Invertible):
         return y, dy, {weight: torch.where(weight < 0, -dgain, dgain), bias: dbias}
 
     def _check_norm(self, x: Tensor) -> None:
-        """Raise BypassedLayerError if the norm was changed: its parameters are read without calling it."""
+        """Raise BypassedLayerError if the norm was changed: this layer reads its parameters and does not call it."""
         norm = self.norm
         what = _changes(norm)
         if not what and type(norm) not in (InPlaceABN, InPlaceABNSync):
@@ -389,7 +389,7 @@ class Stem(Invertible):
     def reverse(
         self, y: Tensor, dy: Tensor, may_overwrite: bool, saved: tuple[Tensor, int]
     ) -> tuple[Tensor, Tensor | None, Gradients]:
-        """Return the images, their gradient if they need one, and the gradient of the weight.
+        """Return the images, their gradient if they require one, and the gradient of the weight.
 
         Raises RuntimeError if the images have been overwritten.
         """
@@ -419,10 +419,10 @@ class GlobalMax(Invertible):
     Backward can run only once: it passes the saved map to the layers before, and they overwrite it.
 
     Args:
-    - `images`: number of images that the batch pools made of each input image.
+    - `images`: number of parts into which the batch pools split each image.
     """
 
-    def __init__(self, images: int = 1) -> None:
+    def __init__(self, images: int) -> None:
         super().__init__()
         self.images = images
 

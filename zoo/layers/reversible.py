@@ -1,7 +1,7 @@
 """Reversible blocks and chains of them: y1 = x1 + f(x2), y2 = x2 + g(y1) (Gomez et al. 2017).
 
-The block is inverted by x2 = y2 - g(y1), x1 = y1 - f(x2), for any functions f and g; x1 and x2 are the halves of the
-channels. Layers that have an inverse themselves are in `zoo.layers.invertible`.
+The inverse is x2 = y2 - g(y1), x1 = y1 - f(x2), for any functions f and g; x1 and x2 are the halves of the channels.
+`zoo.layers.invertible` has layers that are invertible themselves.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ class StreamAddition:
             y = x + _run_branch(self.branch, source, self.grid_bits, target=x)
         else:
             y, self.summary = sum_on_grid(x, _run_branch(self.branch, source, None, target=x), self.grid_bits)
-        return replaced(xs, self.target, y)
+        return replace_stream(xs, self.target, y)
 
     def modules(self) -> Iterable[nn.Module]:
         """Return the modules of the branch."""
@@ -104,7 +104,7 @@ class StreamAddition:
             may_overwrite,
             self.grid_bits,
         )
-        return replaced(ys, self.target, x), replaced(grads, self.source, dsource), gradients
+        return replace_stream(ys, self.target, x), replace_stream(grads, self.source, dsource), gradients
 
 
 class LinkedModule(nn.Module):
@@ -123,8 +123,8 @@ class LinkedModule(nn.Module):
         return xs
 
 
-def replaced(streams: Tensors, index: int, stream: Tensor) -> Tensors:
-    """Return the streams with the one at ``index`` replaced by ``stream``."""
+def replace_stream(streams: Tensors, index: int, stream: Tensor) -> Tensors:
+    """Return the streams with ``stream`` at ``index``."""
     return (*streams[:index], stream, *streams[index + 1 :])
 
 
@@ -168,17 +168,17 @@ def subtract_branch(
         if graph is None:
             return x, dsources, {}, summary
         gradients = torch.autograd.grad((graph,), (*leaves, *parameters.values()), (dy,), allow_unused=True)
-    through, of_parameters = gradients[: len(leaves)], gradients[len(leaves) :]
+    dleaves, dparameters = gradients[: len(leaves)], gradients[len(leaves) :]
     del gradients
     dsources = tuple(
         dsource if dx is None else dsource.add_(dx) if may_overwrite else dsource + dx
-        for dsource, dx in zip(dsources, through, strict=True)
+        for dsource, dx in zip(dsources, dleaves, strict=True)
     )
-    of_trained = {p: dp for p, dp in zip(trained.values(), of_parameters, strict=True) if dp is not None}
+    found = {p: dp for p, dp in zip(trained.values(), dparameters, strict=True) if dp is not None}
     # The gradient of a parameter that is added to the output is dy itself, which the next link may overwrite.
     storage_of_dy = storage_ids((dy,))
-    of_trained = {p: dp.clone() if storage_ids((dp,)) == storage_of_dy else dp for p, dp in of_trained.items()}
-    return x, dsources, of_trained, summary
+    found = {p: dp.clone() if storage_ids((dp,)) == storage_of_dy else dp for p, dp in found.items()}
+    return x, dsources, found, summary
 
 
 def _check_leaves(branch: nn.Module, output: Tensor, known: Iterable[Tensor]) -> None:
@@ -201,7 +201,7 @@ def _on_grid(x: Tensor, grid_bits: int | None) -> Tensor:
 def _run_branch(branch: nn.Module, x: Tensor, grid_bits: int | None, target: Tensor | None = None) -> Tensor:
     """Run the branch on x and round its output to the grid.
 
-    Raises RuntimeError if the branch overwrote x, or if its output has not the shape of ``target`` (default: of x).
+    Raises RuntimeError if the branch overwrites x, or if its output does not have the shape of ``target`` (default: x).
     """
     if is_fx_proxy(x):
         return _on_grid(branch(x), grid_bits)
@@ -218,7 +218,7 @@ def _run_branch(branch: nn.Module, x: Tensor, grid_bits: int | None, target: Ten
     if added.shape != shape:
         raise RuntimeError(
             f"a branch of a reversible block ({name}) maps shape {tuple(x.shape)} to {tuple(added.shape)}; its output "
-            f"must have the shape of what it is added to, {tuple(shape)}"
+            f"must have the shape of the stream that it is added to, {tuple(shape)}"
         )
     return _on_grid(added, grid_bits)
 

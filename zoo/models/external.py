@@ -129,8 +129,8 @@ def build_external(
             model = models.get_model(own_name, weights=None, **options)
             if pretrained:
                 # torchvision loads weights only into a classifier with their number of classes.
-                of_weights = {key: value for key, value in options.items() if key != "num_classes"}
-                model = _with_classifier_of(models.get_model(own_name, weights="DEFAULT", **of_weights), model)
+                weight_options = {key: value for key, value in options.items() if key != "num_classes"}
+                model = _with_classifier_of(models.get_model(own_name, weights="DEFAULT", **weight_options), model)
     except (TypeError, ValueError, AssertionError, RuntimeError, OSError) as error:
         raise ConfigError(f"{name} cannot be built: {error}") from error
     assert isinstance(model, nn.Module)

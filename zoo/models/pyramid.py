@@ -38,8 +38,8 @@ def on_body(body: Architecture) -> Architecture | None:
 class Pyramid(SegmentationNetwork):
     """Segmentation network; its head fuses all maps of the body into one map of the finest resolution.
 
-    Images are padded with zeros below and on the right to multiples of the stride of the coarsest map. The fused map is
-    cropped to the image: its sides are the sides of the image divided by the stride of the finest map, rounded up.
+    Images are padded with zeros at the bottom and right to multiples of the coarsest stride. The fused map is cropped
+    to the image: its sides are the sides of the image divided by the finest stride, rounded up.
 
     Args:
     - `num_classes`: number of classes; 0 for no classifier.

@@ -74,9 +74,9 @@ class RevBiFPNOptions(StochasticDepth, ReversibleOptions):
 class RevBiFPN(Network):
     """Streams at 1/4, 1/8, 1/16 and 1/32 of the image, with additions within streams and between them.
 
-    Moving windows of 4 x 4 pixels into channels turns the image into the first stream. Each stage has two layers of
-    reversible blocks in each stream, and a silo, which adds functions of each stream to the others. The first three
-    silos append a stream. The neck, one block per stream, computes the stages' outputs; the head fuses them.
+    The first stream is the image with windows of 4 x 4 pixels moved into channels. Each stage has two layers of
+    reversible blocks per stream, and a silo that adds functions of each stream to the others. The first three silos
+    append a stream. The neck, one block per stream, computes the stages' outputs; the head fuses them.
 
     Sides of images must be multiples of 32. The authors' training updated running statistics twice per batch, in
     forward and in the recomputation; here they are updated once. ``norm_momentum`` 0.19 = 1 - 0.9^2 has the effect of
@@ -377,7 +377,7 @@ class Silo(LinkedModule):
         return tuple(links)
 
     def droppable(self) -> Iterable[MBConv]:
-        """Return the branches that stochastic depth drops: all except the branches that make a new stream."""
+        """Return the branches that stochastic depth drops: all except those that compute a new stream."""
         last = f"_{len(self.channels) - 1}" if self.appends else "none"
         branches = [block for name, block in self.f.items() if not name.endswith(last)]
         return [*branches, *(block for block in self.g.modules() if isinstance(block, MBConv))]  # type: ignore[list-item]
@@ -402,7 +402,7 @@ class _SplitAll(Link):
         return tuple(half for x in xs for half in halves_in_layout(x))
 
     def reverse(self, ys: Tensors, grads: Tensors, may_overwrite: bool) -> tuple[Tensors, Tensors, Gradients]:
-        return _joined(ys), _joined(grads), {}
+        return _join_halves(ys), _join_halves(grads), {}
 
 
 class _JoinAll(Link):
@@ -411,7 +411,7 @@ class _JoinAll(Link):
     is_end = True
 
     def __call__(self, *xs: Tensor) -> Tensors:
-        return _joined(xs)
+        return _join_halves(xs)
 
     def reverse(self, ys: Tensors, grads: Tensors, may_overwrite: bool) -> tuple[Tensors, Tensors, Gradients]:
         ys, grads = (tuple(half for x in each for half in halves_in_layout(x)) for each in (ys, grads))
@@ -435,7 +435,7 @@ class _Append(Link):
         return ys[:-1], grads[:-1], {}
 
 
-def _joined(xs: Tensors) -> Tensors:
+def _join_halves(xs: Tensors) -> Tensors:
     cat = (lambda *pair: torch.cat(pair, 1)) if is_fx_proxy(xs[0]) else _Cat.apply
     return tuple(cat(*pair) for pair in zip(xs[::2], xs[1::2], strict=True))
 

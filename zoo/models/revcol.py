@@ -15,7 +15,7 @@ from zoo.errors import ConfigError
 from zoo.layers.checkpointing import checkpoint
 from zoo.layers.conv import GlobalAvgPool2d, drop_path, uninitialized
 from zoo.layers.norm import NormFactory
-from zoo.layers.reversible import LinkedModule, replaced, subtract_branch
+from zoo.layers.reversible import LinkedModule, replace_stream, subtract_branch
 from zoo.models.base import Network, check_sides
 from zoo.models.family import CHECKPOINTED, family
 from zoo.models.revvit import MapNorm
@@ -48,7 +48,7 @@ class RevCol(Network):
     """Columns with levels at 1/4, 1/8, 1/16 and 1/32 of the image; each level updates a map of the previous column.
 
     In a column, c_i = alpha_i c_i + level_i(c_(i-1), c_(i+1)), with the new finer map, the old coarser map, and a
-    learned factor alpha_i per channel. The stem's output takes the place of c_(-1). All maps are 0 before the first
+    learned factor alpha_i per channel. c_(-1) is the stem's output. All maps are 0 before the first
     column. Sides of images must be multiples of 32.
 
     Backward reconstructs old maps as (c_i - level_i) / alpha_i. This division is inexact, so gradients have rounding
@@ -224,7 +224,7 @@ class LevelUpdate:
     def __call__(self, *xs: Tensor) -> Tensors:
         """Return all streams; only the map of the level is a new tensor."""
         added = self.level(*(xs[source] for source in self.sources))
-        return replaced(xs, self.target, _factor(self.alpha) * xs[self.target] + added)
+        return replace_stream(xs, self.target, _factor(self.alpha) * xs[self.target] + added)
 
     def modules(self) -> Iterable[nn.Module]:
         """Return the modules with the parameters of this level. The factors are in the column."""
@@ -240,8 +240,8 @@ class LevelUpdate:
         x = scaled.zero_() if self.column.is_first else scaled.div_(factor)
         gradients[self.alpha] = (dy * x).sum((0, 2, 3), keepdim=True)
         for source, dsource in zip(self.sources, dsources, strict=True):
-            grads = replaced(grads, source, dsource)
-        return replaced(ys, self.target, x), replaced(grads, self.target, dy * factor), gradients
+            grads = replace_stream(grads, source, dsource)
+        return replace_stream(ys, self.target, x), replace_stream(grads, self.target, dy * factor), gradients
 
 
 def _report(meter: ErrorCallback, first: int, index: int, error: float) -> None:

@@ -61,7 +61,7 @@ class Link(Protocol):
         """
 
 
-class _Place(NamedTuple):
+class _Entry(NamedTuple):
     """A link, the number of its block (None at the ends of the chain), and whether it is the block's first link."""
 
     link: Link
@@ -158,33 +158,33 @@ def _run_reversibly(links: Sequence[Any], xs: Tensors, meter: ErrorCallback | No
             "the replicas of nn.DataParallel have no parameters, so a chain of invertible layers would not train; use "
             "DistributedDataParallel, or run the chain with store=True"
         )
-    places, numbers = [], itertools.count()
+    entries, numbers = [], itertools.count()
     for module in links:
         block = None if _is_end(module) else next(numbers)
         parts = module.as_links() if hasattr(module, "as_links") else (module,)
-        places += [_Place(link, block, is_first=position == 0) for position, link in enumerate(parts)]
+        entries += [_Entry(link, block, is_first=position == 0) for position, link in enumerate(parts)]
     num_blocks = next(numbers)
     if not any(x.requires_grad for x in xs):  # links before the first trained parameter need no backward
-        first = next((i for i, place in enumerate(places) if _trained([place.link])), len(places))
+        first = next((i for i, entry in enumerate(entries) if _trained([entry.link])), len(entries))
         with torch.no_grad():
-            xs = _run([place.link for place in places[:first]], xs)
-        places = places[first:]
-    if not places:
+            xs = _run([entry.link for entry in entries[:first]], xs)
+        entries = entries[first:]
+    if not entries:
         return xs
     # Autograd holds the output and its gradient until the node's backward returns. The last link is a separate node, so
     # that both are freed before the other links are inverted.
-    before, last = places[:-1], places[-1:]
+    before, last = entries[:-1], entries[-1:]
     handover: _Handover | None = [] if before else None
     for part in filter(None, (before, last)):
-        parameters = _trained(place.link for place in part)
-        digests = None if grid_bits is None else Digests(grid_bits, [place.block for place in part], num_blocks)
+        parameters = _trained(entry.link for entry in part)
+        digests = None if grid_bits is None else Digests(grid_bits, [entry.block for entry in part], num_blocks)
         xs = _Chain.apply(part, parameters, meter, digests, handover, part is last, len(xs), *xs, *parameters)
     return xs
 
 
-# Hands three things once from the backward of the last link to the backward of the other links: the reconstructed
-# inputs, their gradients, and the ids of the storages that the caller holds. Autograd receives expanded zeros in place
-# of the gradients, because it would hold them until all other links are inverted.
+# The backward of the last link passes this once to the backward of the other links: reconstructed inputs, their
+# gradients, and the ids of the storages that the caller holds. Autograd gets expanded zeros instead of the gradients,
+# because it would hold them until all other links are inverted.
 _Handover = list[tuple[Tensors, Tensors, set[int]]]
 
 
@@ -194,7 +194,7 @@ class _Chain(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any,
-        places: list[_Place],
+        entries: list[_Entry],
         parameters: list[Tensor],
         meter: ErrorCallback | None,
         digests: Digests | None,
@@ -203,12 +203,12 @@ class _Chain(torch.autograd.Function):
         num_inputs: int,
         *tensors: Tensor,
     ) -> Tensors:
-        ctx.places, ctx.parameters, ctx.meter, ctx.digests = places, parameters, meter, digests
+        ctx.entries, ctx.parameters, ctx.meter, ctx.digests = entries, parameters, meter, digests
         ctx.handover, ctx.is_last = handover, is_last
         xs = tensors[:num_inputs]
         ctx.autocast, ctx.random_states, ctx.module_states, ctx.inputs = Autocast.now(xs[0]), [], [], []
         state = RandomState.now(xs[0])
-        for link, block, is_first in places:
+        for link, block, is_first in entries:
             # Detached: a link may return its input, and a saved output would keep itself alive.
             ctx.inputs.append([x.detach() for x in xs] if meter and is_first and block is not None else None)
             module_state = ModuleState(link.modules())
@@ -220,7 +220,7 @@ class _Chain(torch.autograd.Function):
             del inputs
             state, before = RandomState.now(xs[0]), state
             ctx.random_states.append(None if state.is_same(before) else before)
-        modules = _modules(place.link for place in places)
+        modules = _modules(entry.link for entry in entries)
         ctx.training = [module.training for module in modules]
         ctx.all_parameters = Parameters(p for module in modules for p in module.parameters(recurse=False))
         norms = [module for module in modules if not module.training and has_no_state(module)]
@@ -233,37 +233,37 @@ class _Chain(torch.autograd.Function):
     @first_derivatives_only
     def backward(ctx: Any, *grads: Any) -> tuple[Any, ...]:
         """Invert the links from last to first, and compute the gradients of each."""
-        _check_modules([place.link for place in ctx.places], ctx.parameters, ctx.training)
+        _check_modules([entry.link for entry in ctx.entries], ctx.parameters, ctx.training)
         ys = ctx.saved_tensors[: len(grads)]
         ctx.all_parameters.check()
         if ctx.is_last:
-            seen_by_caller = storage_ids((*ys, *grads))
+            held_by_caller = storage_ids((*ys, *grads))
         else:
-            ys, grads, seen_by_caller = ctx.handover.pop()
+            ys, grads, held_by_caller = ctx.handover.pop()
         gradients: Gradients = {}
         found: dict[int, Tensor] = {}  # index of a link -> digests of its reconstructed inputs
         state_of_caller = RandomState.now(grads[0]) if any(ctx.random_states) else None
         try:
             with ctx.autocast():
-                forward = zip(ctx.places, ctx.random_states, ctx.module_states, ctx.inputs, strict=True)
-                for index, (place, random_state, module_state, true_inputs) in reversed(list(enumerate(forward))):
+                forward = zip(ctx.entries, ctx.random_states, ctx.module_states, ctx.inputs, strict=True)
+                for index, (entry, random_state, module_state, true_inputs) in reversed(list(enumerate(forward))):
                     if random_state is not None:
                         random_state.restore()
-                    seen_by_caller &= storage_ids((*ys, *grads))  # must not be overwritten
+                    held_by_caller &= storage_ids((*ys, *grads))  # must not be overwritten
                     with module_state.restore():
-                        ys, grads, of_parameters = place.link.reverse(ys, grads, may_overwrite=not seen_by_caller)
-                    add_gradients(gradients, of_parameters)
+                        ys, grads, parameter_gradients = entry.link.reverse(ys, grads, may_overwrite=not held_by_caller)
+                    add_gradients(gradients, parameter_gradients)
                     if true_inputs is not None:
-                        ctx.meter(place.block, _relative_error(ys, true_inputs))
+                        ctx.meter(entry.block, _relative_error(ys, true_inputs))
                     if ctx.digests is not None:
-                        found.update(ctx.digests.of(index, place.link, ys))
+                        found.update(ctx.digests.digests_of(index, entry.link, ys))
         finally:
             if state_of_caller is not None:
                 state_of_caller.restore()
         if ctx.digests is not None:
             ctx.digests.compare(found)
         if ctx.is_last and ctx.handover is not None:
-            ctx.handover.append((ys, grads, seen_by_caller))
+            ctx.handover.append((ys, grads, held_by_caller))
             grads = tuple(grad.new_zeros(()).expand_as(grad) for grad in grads)
         return *[None] * 7, *grads, *[gradients.get(parameter) for parameter in ctx.parameters]
 

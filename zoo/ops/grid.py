@@ -91,7 +91,7 @@ def digest(x: Tensor) -> Tensor:
     return torch.addcmul(bits, bits, bits, value=2).sum(dtype=integers)
 
 
-class _Seen(NamedTuple):
+class _Recorded(NamedTuple):
     """Digests of the inputs that a link replaces in forward, and the range of its outputs."""
 
     replaced: list[int]  # positions
@@ -117,46 +117,46 @@ class Digests:
 
     def __init__(self, bits: int, blocks: Sequence[int | None], num_blocks: int) -> None:
         self.bits, self.blocks, self.num_blocks = bits, blocks, num_blocks
-        self._seen: list[_Seen | None] = []
+        self._recorded: list[_Recorded | None] = []
 
     def record(self, link: Any, xs: Sequence[Tensor], ys: Sequence[Tensor], compared: bool) -> None:
         """Record the next link, which returned ys for the inputs xs."""
         replaced = [i for i, x in enumerate(xs) if all(x is not y for y in ys)] if compared else []
         if not replaced:
-            self._seen.append(None)
+            self._recorded.append(None)
             return
         summary = _summary_of(link)
         if summary is None:
             new = [y.detach() for y in ys if all(y is not x for x in xs)]
             extremes = torch.stack([extreme for y in new for extreme in torch.aminmax(y)])
             summary = torch.stack([digest(xs[i]) for i in replaced]), extremes
-        self._seen.append(_Seen(replaced, xs[replaced[0]].shape, *summary))
+        self._recorded.append(_Recorded(replaced, xs[replaced[0]].shape, *summary))
 
-    def of(self, index: int, link: Any, xs: Sequence[Tensor]) -> dict[int, Tensor]:
+    def digests_of(self, index: int, link: Any, xs: Sequence[Tensor]) -> dict[int, Tensor]:
         """Return {index of the link: digests of its reconstructed inputs xs}; empty for a link that is not compared."""
-        seen = self._seen[index]
-        if seen is None:
+        recorded = self._recorded[index]
+        if recorded is None:
             return {}
         summary = _summary_of(link)
-        return {index: torch.stack([digest(xs[i]) for i in seen.replaced]) if summary is None else summary[0]}
+        return {index: torch.stack([digest(xs[i]) for i in recorded.replaced]) if summary is None else summary[0]}
 
     def compare(self, found: Mapping[int, Tensor]) -> None:
         """Compare the digests that backward found, in its order. Synchronizes with the device once.
 
         Raises VerificationError for the first link that differs.
         """
-        recorded = [(link, seen) for link in found if (seen := self._seen[link]) is not None]
-        if not recorded or recorded[0][1].digests.is_meta:
+        compared = [(link, recorded) for link in found if (recorded := self._recorded[link]) is not None]
+        if not compared or compared[0][1].digests.is_meta:
             return
-        differ = torch.cat(list(found.values())) != torch.cat([seen.digests for _, seen in recorded])
-        links = [(link, seen) for link, seen in recorded for _ in seen.replaced]
-        for (link, seen), differs in zip(links, differ.tolist(), strict=True):
+        differ = torch.cat(list(found.values())) != torch.cat([recorded.digests for _, recorded in compared])
+        links = [(link, recorded) for link, recorded in compared for _ in recorded.replaced]
+        for (link, recorded), differs in zip(links, differ.tolist(), strict=True):
             if differs:
-                raise self._error(self.blocks[link], seen)
+                raise self._error(self.blocks[link], recorded)
 
-    def _error(self, block: int | None, seen: _Seen) -> VerificationError:
-        largest = float(seen.extremes.abs().max())  # NaN if there is one
-        significand = SIGNIFICAND_BITS[seen.extremes.dtype]
+    def _error(self, block: int | None, recorded: _Recorded) -> VerificationError:
+        largest = float(recorded.extremes.abs().max())  # NaN if there is one
+        significand = SIGNIFICAND_BITS[recorded.extremes.dtype]
         limit = 2.0 ** (significand - self.bits)
         if not math.isfinite(largest):
             remedy = "the network has diverged; lower the learning rate"
@@ -172,6 +172,6 @@ class Digests:
         return VerificationError(
             f"backward could not reconstruct the bits of a reversible chain with grid_bits = {self.bits}; its values "
             f"are exact below {limit:,.0f}, and the largest absolute value of this block's output is {largest:,.6g}",
-            f"block {block} of the blocks 0 to {self.num_blocks - 1}, streams of shape {tuple(seen.shape)}",
+            f"block {block} of the blocks 0 to {self.num_blocks - 1}, streams of shape {tuple(recorded.shape)}",
             remedy,
         )

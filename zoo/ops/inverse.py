@@ -1,4 +1,4 @@
-"""Operations with inverses: invertible pooling, batch norm, leaky ReLU and coupling convolutions.
+"""Invertible operations: pooling, batch norm, leaky ReLU and coupling convolutions, with their inverses.
 
 Functions whose names end in an underscore work in place. The inverse of a layer overwrites the output y with the input
 x, and dy with dx. Operations that need scratch memory, mainly convolutions of half the channels, process an eighth of
@@ -148,11 +148,9 @@ def _subtract_conv_(
     """Subtract ``conv(source)`` from target; accumulate its gradients into dsource and ``gradients`` (weight)."""
     convolution, weight = Convolution.of(conv, source), conv.weight
     target.sub_(convolution(source, weight, None))
-    through, dweight, _ = convolution.backward(
-        dtarget, source, weight, None, needed=(True, weight.requires_grad, False)
-    )
-    assert through is not None
-    dsource.add_(through)
+    dx, dweight, _ = convolution.backward(dtarget, source, weight, None, needed=(True, weight.requires_grad, False))
+    assert dx is not None
+    dsource.add_(dx)
     if dweight is not None:
         gradients[weight] = gradients[weight].add_(dweight) if weight in gradients else dweight
 
@@ -172,11 +170,11 @@ def convolve_gradients(x: Tensor, dy: Tensor, conv: nn.Conv2d) -> tuple[Tensor |
     dx = torch.empty_like(x) if x.requires_grad else None
     dweight = torch.zeros_like(conv.weight)
     for x_part, dy_part, dx_part in parts(x, dy, x if dx is None else dx):
-        through, dweight_of_part, _ = convolution.backward(dy_part, x_part, conv.weight, None, needed)
-        if through is not None:
-            dx_part.copy_(through)
-        assert dweight_of_part is not None
-        dweight.add_(dweight_of_part)
+        new_dx, new_dweight, _ = convolution.backward(dy_part, x_part, conv.weight, None, needed)
+        if new_dx is not None:
+            dx_part.copy_(new_dx)
+        assert new_dweight is not None
+        dweight.add_(new_dweight)
     return dx, dweight
 
 

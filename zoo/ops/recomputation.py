@@ -1,13 +1,13 @@
-"""The state that a module reads when it runs again, and the side effects of a run that are undone.
+"""Restores the state that a module reads when it runs again, and undoes the side effects of a run.
 
 | state | mechanism | used by |
 | --- | --- | --- |
-| attributes, buffers and generators of user modules | `ModuleState`: are as before forward | chains, checkpoints |
-| parameters | `Parameters`: must be unchanged | chains, checkpoints |
-| running statistics of norms | `pause_statistics`: are not updated | chains, checkpoints |
-| all buffers | `restore_buffers`: are reset after the run | replicas, gradient angles, reports |
-| generators, autocast | `RandomState`, `Autocast`: are as in forward | chains |
-| | `restore_generators`: are reset after the run | gradient angles, checks, reports |
+| attributes, buffers, generators of user modules | `ModuleState` restores their earlier values | chains, checkpoints |
+| parameters | `Parameters` raises an error if they changed | chains, checkpoints |
+| running statistics of norms | `pause_statistics` stops their updates | chains, checkpoints |
+| all buffers | `restore_buffers` resets them after the run | replicas, gradient angles, reports |
+| generators, autocast | `RandomState` and `Autocast` restore the state of forward | chains |
+| | `restore_generators` resets them after the run | gradient angles, checks, reports |
 
 A chain (`zoo.ops.chain`) and a checkpoint (`zoo.layers.checkpointing`) run modules again in backward. The modules must
 read the same state as in forward, and state that forward advances (the vectors of spectral norm, the ranges of an
@@ -74,7 +74,7 @@ class ModuleState:
         self._rewinds = _rewinds(self._modules)
 
     def finish(self, completed: bool = True) -> None:
-        """End the run: hold the old values of the state that it changed, or of all state if it was not ``completed``.
+        """End the run: save the old values of changed state, or of all state if the run was not ``completed``.
 
         Raises RuntimeError if the run overwrote a tensor that is an attribute or a frozen parameter but no buffer.
         """
@@ -135,14 +135,14 @@ class Parameters:
     """
 
     def __init__(self, parameters: Iterable[Any]) -> None:
-        kept = [p for p in dict.fromkeys(parameters) if isinstance(p, Tensor) and not is_wrapper(p)]
-        self._kept = [(p, p.detach(), version_of(p)) for p in kept]
+        plain = [p for p in dict.fromkeys(parameters) if isinstance(p, Tensor) and not is_wrapper(p)]
+        self._saved = [(p, p.detach(), version_of(p)) for p in plain]
 
     def check(self) -> None:
-        """Raise RuntimeError if a parameter was given other memory (`p.data = new`) or was modified in place."""
-        for p, kept, version in self._kept:
+        """Raise RuntimeError if a parameter has other memory (`p.data = new`) or was modified in place."""
+        for p, saved, version in self._saved:
             # Offloading replaces parameters by empty tensors; hooks of the module load the values again.
-            if p.numel() and kept.numel() and (not is_alias_of(p, kept) or version_of(p) != version):
+            if p.numel() and saved.numel() and (not is_alias_of(p, saved) or version_of(p) != version):
                 raise RuntimeError(
                     f"a parameter of shape {tuple(p.shape)} was modified between forward and backward, which runs its "
                     "module again; modify parameters after backward, or store activations"
@@ -327,7 +327,7 @@ class Autocast(NamedTuple):
         return cls(device_type, torch.is_autocast_enabled(device_type), torch.get_autocast_dtype(device_type))
 
     def __call__(self) -> AbstractContextManager[Any]:
-        """Set this state within the block."""
+        """Return a context with this state."""
         if self.dtype is None:
             return nullcontext()
         return torch.autocast(self.device_type, self.dtype, enabled=self.enabled)

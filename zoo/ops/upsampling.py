@@ -43,13 +43,13 @@ def upsample_strips(logits: Tensor, size: Sequence[int], num_rows: int) -> Itera
     for first in range(0, rows, num_rows):
         strip = wide.new_empty(*wide.shape[:2], min(num_rows, rows - first), columns)
         for index, row in enumerate(strip.unbind(2), start=first):
-            place = max(0.0, (index + 0.5) * height / rows - 0.5)
-            above = min(int(place), height - 1)
-            share, below = place - above, min(above + 1, height - 1)
+            position = max(0.0, (index + 0.5) * height / rows - 0.5)
+            above = min(int(position), height - 1)
+            weight, below = position - above, min(above + 1, height - 1)
             # Product, product, sum, each rounded separately: the same bits for every height of strips. Gathering the
             # rows of a strip first takes twice its memory, and much longer where allocation is slow.
-            torch.mul(wide[:, :, above], 1 - share, out=row)
-            row.add_(torch.mul(wide[:, :, below], share, out=product))
+            torch.mul(wide[:, :, above], 1 - weight, out=row)
+            row.add_(torch.mul(wide[:, :, below], weight, out=product))
         yield first, strip
 
 
