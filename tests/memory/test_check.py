@@ -1,4 +1,4 @@
-"""`zoo.check` finds and locates known faults of other variants, and changes nothing."""
+"""`zoo.check` finds and locates known faults of variants, and changes nothing."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import zoo
+from tests.memory.variants import Variant, Wrapped, around, assert_found, changing
 from tests.refusals import refused
 from zoo.errors import ConfigError
 
@@ -66,18 +67,10 @@ def test_released_gradients_have_the_same_bits_and_leave_the_peak(optimizer: Cal
     assert found.scenarios == ()
 
 
-def doubled(gradient: Tensor) -> Tensor:
-    return 2 * gradient
-
-
-def test_other_gradients_change_the_first_step_although_they_are_released() -> None:
-    def change(model: nn.Module) -> nn.Module:
-        model[1][0].weight.register_hook(doubled)
-        return model
-
+def test_released_gradients_that_differ_change_the_first_step() -> None:
+    change = changing(lambda model: model[1][0].weight.register_hook(lambda gradient: 2 * gradient))
     found = zoo.check(blocks(Norm, nn.ReLU), images(), variant=change, release_gradients=True)
-    assert found.same is False
-    assert (found.difference.step, found.difference.value) == (1, "parameter 1.0.weight")
+    assert_found(found, "step 1, parameter 1.0.weight:")
 
 
 def test_state_of_the_optimizer_is_compared() -> None:
@@ -89,16 +82,14 @@ def test_state_of_the_optimizer_is_compared() -> None:
 
 def test_checkpointed_norms_count_twice() -> None:
     found = zoo.check(blocks(Norm, nn.ReLU), images(), variant=checkpointed)
-    assert found.same is False
-    assert (found.difference.step, found.difference.value) == (1, "buffer 0.1.running_mean")
+    assert_found(found, "step 1, buffer 0.1.running_mean:")
     assert found.difference.place == "0.1 (Norm)"
 
 
 def test_checkpoint_without_random_state_is_found() -> None:
     variant = functools.partial(checkpointed, preserve_rng_state=False)
     found = zoo.check(blocks(nn.ReLU, nn.Dropout), images(), variant=variant)
-    assert found.same is False
-    assert found.difference.value == "gradient of 2.0.bias"
+    assert_found(found, "step 1, gradient of 2.0.bias:")
     assert found.difference.place == "2.2 (Dropout), in backward: MulBackward0"
     assert 0 < found.difference.differing <= found.difference.size == 8
     assert found.difference.largest > 0
@@ -127,8 +118,7 @@ class Unused(nn.Module):
 @pytest.mark.slow
 def test_removed_dropout_is_found() -> None:
     found = zoo.check(Unused(), images(), variant=functools.partial(torch.compile, backend="aot_eager"))
-    assert found.same is False
-    assert found.difference.value == "state of the random numbers of the CPU"
+    assert_found(found, "step 1, state of the random numbers of the CPU:")
 
 
 class Exposing(Unused):
@@ -144,10 +134,8 @@ def test_write_through_data_is_found() -> None:
         outputs[1].data.mul_(2)
         return outputs[0].square().mean()
 
-    x = torch.randn(8, 8, 32, 32)
-    found = zoo.check(Exposing(), x, loss=loss)
-    assert found.same is False
-    assert found.difference.value == "gradient of second.weight"
+    found = zoo.check(Exposing(), torch.randn(8, 8, 32, 32), loss=loss)
+    assert_found(found, "step 1, gradient of second.weight:")
     assert found.difference.place == "second (Conv2d), in backward: ConvolutionBackward0"
 
 
@@ -192,23 +180,6 @@ def test_check_accepts_keywords_and_custom_loss() -> None:
     assert found.values > 4 * (5 + 1 + 4 + 3 + 4) + (1 + 5) + 3 * 2 + (5 + 3 + 4)
 
 
-class Wrapped(nn.Module):
-    """A variant that wraps a network in a changed forward pass, which renames its parameters."""
-
-    def __init__(self, model: nn.Module, run: Callable[..., Any]) -> None:
-        super().__init__()
-        self.module, self.run = model, run
-        self.calls, self.kept = 0, None
-
-    def forward(self, *args: Any, **keywords: Any) -> Any:
-        self.calls += 1
-        return self.run(self, *args, **keywords)
-
-
-def around(run: Callable[..., Any]) -> Callable[[nn.Module], nn.Module]:
-    return functools.partial(Wrapped, run=run)
-
-
 @dataclasses.dataclass
 class Boxes:
     scores: Tensor
@@ -247,16 +218,25 @@ def loss_of_scores(outputs: Any) -> Tensor:
     return outputs["boxes"][0].scores.square().mean()
 
 
-def change(key: str, value: Callable[[Any], Any]) -> Callable[..., Any]:
+def change(key: str, value: Callable[[Any], Any]) -> Variant:
+    """Return a variant with another value of one output."""
+
     def run(wrapped: Wrapped, x: Tensor) -> Any:
         outputs = wrapped.module(x)
         return {**outputs, key: value(outputs[key])}
 
-    return run
+    return around(run)
 
 
-def change_boxes(value: Callable[[Boxes], Any]) -> Callable[..., Any]:
-    return change("boxes", lambda boxes: [value(boxes[0])])
+def change_boxes(**values: Callable[[Boxes], Any]) -> Variant:
+    """Return a variant with other values of a field of the boxes."""
+    ((field, value),) = values.items()
+    return change("boxes", lambda boxes: [dataclasses.replace(boxes[0], **{field: value(boxes[0])})])
+
+
+def reorder(keys: Callable[[Any], Any]) -> Variant:
+    """Return a variant with other keys of the outputs."""
+    return around(lambda wrapped, x: keys(wrapped.module(x)))
 
 
 def shrink(sizes: Any) -> Any:
@@ -264,121 +244,51 @@ def shrink(sizes: Any) -> Any:
     return sizes
 
 
-def add_key(wrapped: Wrapped, x: Tensor) -> Any:
-    return {**wrapped.module(x), "more": 1}
+#: Change of the outputs of `Detector` -> the name of the output, and a part of its difference.
+OUTPUTS: list[tuple[Variant, str, str]] = [
+    (change_boxes(labels=lambda b: b.labels + 1), "['boxes'][0].labels", "at most by 1"),
+    (change_boxes(labels=lambda b: b.labels.int()), "['boxes'][0].labels", "int32 tensor"),
+    (change_boxes(count=lambda b: 4), "['boxes'][0].count", "4 instead of 3"),
+    (
+        change("boxes", lambda boxes: [dict(vars(boxes[0]))]),
+        "['boxes'][0]", "dict of ['scores'], ['labels'], ['count'] instead",
+    ),
+    (change("boxes", tuple), "['boxes']", "tuple of [0] instead of list of [0]"),
+    (change("mask", torch.logical_not), "['mask']", "16 of 16 elements differ, at most by 1"),
+    (change("spectrum", lambda s: s + 1j), "['spectrum']", "12 of 12 elements differ, at most by 1"),
+    (change("features", Tensor.detach), "['features']", "float32 tensor of shape (4, 4) instead of float32 tensor"),
+    (change("features", lambda f: f[:3]), "['features']", "float32 tensor of shape (3, 4) that requires gradients"),
+    (change("features", lambda f: -f), "['features']", "16 of 16 elements"),
+    (change("scale", lambda _: 0.25), "['scale']", "0.25 instead of 0.5"),
+    (change("scale", lambda _: None), "['scale']", "None instead of 0.5"),
+    (change("name", lambda _: True), "['name']", "True instead of 'detector'"),
+    (change("anchors", lambda a: a + 1), "['anchors']", "1 of 2 elements differ, at most by 1"),
+    (change("kinds", lambda _: {"cat", "cow"}), "['kinds']", "set of {'cat'}, {'cow'} instead of set of {'cat'}, {'d"),
+    (change("sizes", shrink), "['sizes'].smallest", "np.float32(4.0) instead of np.float32(8.0)"),
+    (reorder(lambda o: {**o, "more": 1}), "", "['nested'], ['ordered'], ['more'] instead of dict of ['anchors']"),
+    (reorder(lambda o: dict(reversed(o.items()))), "", "output: dict of ['ordered'], ['nested'], ['name'], "),
+    (
+        change("nested", lambda nested: dict(reversed(nested.items()))),
+        "['nested']", "dict of ['b'], ['a'] instead of dict of ['a'], ['b']",
+    ),
+    (
+        change("ordered", lambda ordered: collections.OrderedDict(reversed(ordered.items()))),
+        "['ordered']", "OrderedDict of ['b'], ['a'] instead of OrderedDict of ['a'], ['b']",
+    ),
+    (
+        reorder(lambda o: {**o, "mask": o["spectrum"], "spectrum": o["mask"]}),
+        "['mask']", "complex64 tensor of shape (4, 3) that requires gradients instead of bool tensor",
+    ),
+]  # fmt: skip
 
 
-def reverse_keys(wrapped: Wrapped, x: Tensor) -> Any:
-    return dict(reversed(wrapped.module(x).items()))
-
-
-reverse_nested_keys = change("nested", lambda nested: dict(reversed(nested.items())))
-reverse_ordered_keys = change("ordered", lambda ordered: collections.OrderedDict(reversed(ordered.items())))
-
-
-def swap_keys(wrapped: Wrapped, x: Tensor) -> Any:
-    outputs = wrapped.module(x)
-    return {**outputs, "mask": outputs["spectrum"], "spectrum": outputs["mask"]}
-
-
-@pytest.mark.parametrize(
-    ("run", "value", "says"),
-    [
-        (change_boxes(lambda b: dataclasses.replace(b, labels=b.labels + 1)), "['boxes'][0].labels", "at most by 1"),
-        (change_boxes(lambda b: dataclasses.replace(b, labels=b.labels.int())), "['boxes'][0].labels", "int32 tensor"),
-        (change_boxes(lambda b: dataclasses.replace(b, count=4)), "['boxes'][0].count", "4 instead of 3"),
-        (change_boxes(lambda b: dict(vars(b))), "['boxes'][0]", "dict of ['scores'], ['labels'], ['count'] instead"),
-        (change("boxes", tuple), "['boxes']", "tuple of [0] instead of list of [0]"),
-        (change("mask", torch.logical_not), "['mask']", "16 of 16 elements differ, at most by 1"),
-        (change("spectrum", lambda s: s + 1j), "['spectrum']", "12 of 12 elements differ, at most by 1"),
-        (change("features", Tensor.detach), "['features']", "float32 tensor of shape (4, 4) instead of float32 tensor"),
-        (change("features", lambda f: f[:3]), "['features']", "float32 tensor of shape (3, 4) that requires gradients"),
-        (change("features", lambda f: -f), "['features']", "16 of 16 elements"),
-        (change("scale", lambda _: 0.25), "['scale']", "0.25 instead of 0.5"),
-        (change("scale", lambda _: None), "['scale']", "None instead of 0.5"),
-        (change("name", lambda _: True), "['name']", "True instead of 'detector'"),
-        (change("anchors", lambda a: a + 1), "['anchors']", "1 of 2 elements differ, at most by 1"),
-        (
-            change("kinds", lambda _: {"cat", "cow"}),
-            "['kinds']",
-            "set of {'cat'}, {'cow'} instead of set of {'cat'}, {'d",
-        ),
-        (change("sizes", shrink), "['sizes'].smallest", "np.float32(4.0) instead of np.float32(8.0)"),
-        (
-            add_key,
-            "",
-            "['scale'], ['name'], ['nested'], ['ordered'], ['more'] instead of dict of ['anchors']",
-        ),
-        (reverse_keys, "", "output: dict of ['ordered'], ['nested'], ['name'], ['scale'], ['features'], "),
-        (reverse_nested_keys, "['nested']", "dict of ['b'], ['a'] instead of dict of ['a'], ['b']"),
-        (reverse_ordered_keys, "['ordered']", "OrderedDict of ['b'], ['a'] instead of OrderedDict of ['a'], ['b']"),
-        (swap_keys, "['mask']", "complex64 tensor of shape (4, 3) that requires gradients instead of bool tensor"),
-    ],
-)
-def test_each_output_is_compared_by_name_and_kind(run: Callable[..., Any], value: str, says: str) -> None:
-    found = zoo.check(Detector(), torch.randn(4, 8), loss=loss_of_scores, variant=around(run), steps=1)
-    assert found.same is False
-    assert (found.difference.step, found.difference.value) == (1, f"output{value}")
-    assert says in str(found.difference)
-    assert len(str(found).splitlines()) <= 10
-
-
-def overwrite_batch(wrapped: Wrapped, x: Tensor) -> Tensor:
-    output = wrapped.module(x)
-    x.add_(1)
-    return output
-
-
-def keep_first_batch(wrapped: Wrapped, x: Tensor) -> Tensor:
-    wrapped.kept = x if wrapped.kept is None else wrapped.kept
-    return wrapped.module(wrapped.kept)
-
-
-def keep_first_features(wrapped: Wrapped, x: Tensor) -> Tensor:
-    wrapped.kept = wrapped.module[0](x).detach() if wrapped.kept is None else wrapped.kept
-    return wrapped.module[1:](wrapped.kept)
-
-
-def clear_gradients(wrapped: Wrapped, x: Tensor) -> Tensor:
-    wrapped.zero_grad()
-    return wrapped.module(x)
-
-
-def draw_from_numpy(wrapped: Wrapped, x: Tensor) -> Tensor:
-    np.random.rand()
-    return wrapped.module(x)
-
-
-def draw_from_python(wrapped: Wrapped, x: Tensor) -> Tensor:
-    random.gauss()
-    return wrapped.module(x)
-
-
-def scale_when(condition: Callable[[Wrapped, Tensor], bool]) -> Callable[..., Any]:
-    return lambda wrapped, x: wrapped.module(x) * (2 if condition(wrapped, x) else 1)
-
-
-@pytest.mark.parametrize(
-    ("run", "step", "value"),
-    [
-        (overwrite_batch, 1, "input[0]"),
-        (keep_first_batch, 2, "output"),
-        (keep_first_features, 2, "output"),
-        (clear_gradients, 2, "gradient of 2.bias"),
-        (draw_from_numpy, 1, "state of the random numbers of numpy"),
-        (draw_from_python, 1, "state of the random numbers of Python"),
-        (scale_when(lambda wrapped, x: not wrapped.training), 0, "output"),
-        (scale_when(lambda wrapped, x: len(x) != 4), 3, "output"),
-        (scale_when(lambda wrapped, x: wrapped.training and wrapped.calls > 3), 3, "output"),
-    ],
-)
-def test_fault_of_some_steps_is_found(run: Callable[..., Any], step: int, value: str) -> None:
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(8, 8).requires_grad_(False), nn.Dropout(), nn.Linear(8, 3))
-    found = zoo.check(model, torch.randn(4, 8), variant=around(run))
-    assert found.same is False
-    assert (found.difference.step, found.difference.value) == (step, value)
-    assert str(found.difference).startswith(f"step {step}, " if step else "evaluation, ")
+@pytest.mark.parametrize(("variant", "value", "text"), OUTPUTS)
+def test_each_output_is_compared_by_name_and_kind(variant: Variant, value: str, text: str) -> None:
+    found = zoo.check(
+        Detector(), torch.randn(4, 8), loss=lambda o: o["boxes"][0].scores.square().mean(), variant=variant, steps=1
+    )
+    assert_found(found, f"step 1, output{value}: ")
+    assert text in str(found.difference)
 
 
 def test_labels_and_masks_remain_valid_in_other_batches() -> None:
@@ -465,21 +375,18 @@ def test_outputs_in_objects_need_no_custom_loss() -> None:
     assert zoo.check(Boxed(8, 2), torch.randn(4, 8)).same is True
 
 
-def checkpoint_module(wrapped: Wrapped, x: Tensor) -> Tensor:
-    return checkpoint(wrapped.module, x, use_reentrant=False)
-
-
 @pytest.mark.parametrize(
     "variant",
     [
         around(lambda wrapped, x: wrapped.module(x)),
         nn.DataParallel,
         lambda model: nn.Sequential(nn.Identity(), *model),
-        lambda model: nn.Sequential(around(checkpoint_module)(model[0]), *model[1:]),
+        lambda model: nn.Sequential(
+            Wrapped(model[0], lambda wrapped, x: checkpoint(wrapped.module, x, use_reentrant=False)), *model[1:]
+        ),
     ],
 )
-def test_wrappers_may_rename_parameters(variant: Callable[[nn.Module], nn.Module]) -> None:
-    torch.manual_seed(0)
+def test_wrappers_may_rename_parameters(variant: Variant) -> None:
     model = nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 8), nn.Dropout())
     assert zoo.check(model, torch.randn(4, 8), variant=variant).same is True
 
@@ -507,44 +414,45 @@ class Small(nn.Module):
         return self.decode(self.encode(self.drop(maps.mean((2, 3))))), maps, images * 1
 
 
-def on_call(number: int, fault: Callable[[Small], object]) -> Callable[[nn.Module], nn.Module]:
-    """Return a variant with a fault before the call with this number."""
+def before(change: Callable[[Small], object], call: int | None = None) -> Variant:
+    """Return a variant that changes the network before one call, or before each."""
 
     def run(wrapped: Wrapped, x: Tensor) -> Any:
-        if wrapped.calls == number:
-            fault(wrapped.module)
+        if call in (None, wrapped.calls):
+            change(wrapped.module)
         return wrapped.module(x)
 
     return around(run)
 
 
-def when_built(fault: Callable[[Small], object]) -> Callable[[nn.Module], nn.Module]:
-    def variant(model: nn.Module) -> nn.Module:
-        fault(model)
-        return model
+def after(change: Callable[[Wrapped, Any, Tensor], object]) -> Variant:
+    """Return a variant that changes something after each call."""
 
-    return variant
+    def run(wrapped: Wrapped, x: Tensor) -> Any:
+        outputs = wrapped.module(x)
+        change(wrapped, outputs, x)
+        return outputs
+
+    return around(run)
 
 
-def after(fault: Callable[[Wrapped, Any, Tensor], Any]) -> Callable[[nn.Module], nn.Module]:
-    """Return a variant that changes outputs, or has a fault after a call."""
-    return around(lambda wrapped, x: fault(wrapped, wrapped.module(x), x))
+def returning(change: Callable[[Any, Tensor], Any]) -> Variant:
+    """Return a variant with other outputs."""
+    return around(lambda wrapped, x: change(wrapped.module(x), x))
+
+
+def scaling(condition: Callable[[Wrapped, Tensor], bool]) -> Variant:
+    """Return a variant with other outputs if a condition holds."""
+
+    def run(wrapped: Wrapped, x: Tensor) -> Any:
+        logits, *others = wrapped.module(x)
+        return logits * (2 if condition(wrapped, x) else 1), *others
+
+    return around(run)
 
 
 def swap_statistics(model: Small) -> None:
     model.first.running_var, model.second.running_var = model.second.running_var, model.first.running_var
-
-
-def untie(model: Small) -> None:
-    model.decode.weight = nn.Parameter(model.decode.weight.detach().clone())
-
-
-def reseed(model: Small) -> None:
-    torch.manual_seed(5)
-
-
-def scale_one_gradient(model: Small) -> None:
-    model.middle.bias.register_hook(lambda gradient: gradient * 2)
 
 
 def cast_middle(model: Small) -> None:
@@ -552,135 +460,146 @@ def cast_middle(model: Small) -> None:
     layer.forward = lambda x: F.conv2d(x.bfloat16(), layer.weight.bfloat16(), layer.bias.bfloat16(), padding=1).float()
 
 
-@torch.no_grad()
-def nudge_frozen(model: Small) -> None:
-    model.stem.weight[0, 0, 0, 0] += 2**-20
-
-
-def drop_hook(model: Small) -> None:
-    model.first._forward_hooks.clear()
-
-
-def forget_count(wrapped: Wrapped, outputs: Any, x: Tensor) -> Any:
-    wrapped.module.first.num_batches_tracked -= 1
-    return outputs
+def evaluate_norm(model: Small) -> None:
+    model.second.train = lambda mode=True: model.second  # type: ignore[method-assign]
+    model.second.training = False
 
 
 def replace_parameter(model: Small) -> None:
     model.middle.weight = nn.Parameter(model.middle.weight.detach().clone())
 
 
-def zero_gradients(model: Small) -> None:
-    model.unused.weight.grad = torch.zeros_like(model.unused.weight)
+def keep_first_batch(wrapped: Wrapped, x: Tensor) -> Any:
+    wrapped.kept = x if wrapped.kept is None else wrapped.kept
+    return wrapped.module(wrapped.kept)
 
 
-def reuse_buffer(wrapped: Wrapped, outputs: Any, x: Tensor) -> Any:
+def reuse_memory(wrapped: Wrapped, outputs: Any, x: Tensor) -> None:
+    """Return an output in memory that the next call overwrites."""
     wrapped.kept = outputs[1].detach().clone() if wrapped.kept is None else wrapped.kept
     if wrapped.kept.shape == outputs[1].shape:
         wrapped.kept.copy_(outputs[1].detach())
         outputs[1].data = wrapped.kept
-    return outputs
 
 
-def reorder(wrapped: Wrapped, outputs: Any, x: Tensor) -> Any:
-    return outputs[0], outputs[1].to(memory_format=torch.channels_last), outputs[2]
-
-
-def flip_mode(wrapped: Wrapped, outputs: Any, x: Tensor) -> Any:
-    wrapped.eval()
-    return outputs
-
-
-def draw_in_evaluation(wrapped: Wrapped, outputs: Any, x: Tensor) -> Any:
-    if not wrapped.training:
-        torch.rand(1)
-    return outputs
-
-
-def update_in_evaluation(wrapped: Wrapped, outputs: Any, x: Tensor) -> Any:
-    if not wrapped.training:
-        wrapped.module.second.running_mean.mul_(0.5)
-    return outputs
-
-
-def count_twice_for_small_batches(wrapped: Wrapped, outputs: Any, x: Tensor) -> Any:
-    wrapped.module.first.num_batches_tracked += len(x) < 4
-    return outputs
-
-
-def lose_gradient_of_maps(wrapped: Wrapped, outputs: Any, x: Tensor) -> Any:
-    return outputs[0], outputs[1].detach().requires_grad_(), outputs[2]
-
-
-def clamp_gradient(wrapped: Wrapped, outputs: Any, x: Tensor) -> Any:
+def clip_gradient(wrapped: Wrapped, outputs: Any, x: Tensor) -> None:
     if wrapped.training:
         outputs[0].register_hook(lambda gradient: gradient.clamp(-0.01, 0.01))
-    return outputs
 
 
-def keep_graph_of_input(wrapped: Wrapped, outputs: Any, x: Tensor) -> Any:
-    x.requires_grad_()
-    return outputs
+def in_evaluation(change: Callable[[Small], object]) -> Variant:
+    return after(lambda wrapped, outputs, x: None if wrapped.training else change(wrapped.module))
 
 
-def resize_batch(wrapped: Wrapped, outputs: Any, x: Tensor) -> Any:
-    x.data = x.data[:1]
-    return outputs
-
-
-def evaluate_norms(model: Small) -> None:
-    model.second.train = lambda mode=True: model.second  # type: ignore[method-assign]
-    model.second.training = False
-
-
-FAULTS: dict[str, Callable[[nn.Module], nn.Module]] = {
-    "seed of dropout in step 2": on_call(2, reseed),
-    "running variances swapped": when_built(swap_statistics),
-    "running variances swapped before the evaluation": on_call(5, swap_statistics),
-    "gradient of one bias doubled": when_built(scale_one_gradient),
-    "one layer in bfloat16": when_built(cast_middle),
-    "frozen parameter changed by one bit in the last step": on_call(4, nudge_frozen),
-    "hook lost": when_built(drop_hook),
-    "eps changed": when_built(lambda model: setattr(model.second, "eps", 2e-5)),
-    "momentum of the running mean changed": when_built(lambda model: setattr(model.second, "momentum", 0.11)),
-    "norm in evaluation mode while training": when_built(evaluate_norms),
-    "norm in training mode while evaluating": when_built(lambda model: setattr(model.second, "track_running_stats", 0)),
-    "mode changed by a call": after(flip_mode),
-    "batches not counted": after(forget_count),
-    "small batches counted twice": after(count_twice_for_small_batches),
-    "tuple becomes a list": after(lambda wrapped, outputs, x: list(outputs)),
-    "memory format of an output": after(reorder),
-    "frozen parameter trained": when_built(lambda model: model.stem.requires_grad_(True)),
-    "parameter frozen": when_built(lambda model: model.second.bias.requires_grad_(False)),
-    "unused parameter frozen": when_built(lambda model: model.unused.requires_grad_(False)),
-    "gradient of zeros instead of none": on_call(1, zero_gradients),
-    "random number drawn in evaluation": after(draw_in_evaluation),
-    "statistics updated in evaluation": after(update_in_evaluation),
-    "parameter replaced, which the optimizer does not see": on_call(2, replace_parameter),
-    "output in memory that the next call overwrites": after(reuse_buffer),
-    "output without its history, but with requires_grad": after(lose_gradient_of_maps),
-    "gradient clipped": after(clamp_gradient),
-    "input gets a gradient": after(keep_graph_of_input),
-    "input cut in place": after(resize_batch),
-    "dropout left out after the third batch": on_call(4, lambda model: setattr(model.drop, "p", 0.0)),
-    "gradient of a layer lost between two batches": on_call(
-        3, lambda model: setattr(model.middle.weight, "grad", None)
+#: Fault of a variant of `Small` -> the variant, and the start of the difference that a check must find.
+FAULTS: dict[str, tuple[Variant, str]] = {
+    "seed of dropout in step 2": (before(lambda _: torch.manual_seed(5), call=2), "step 2, output[0]:"),
+    "running variances swapped": (changing(swap_statistics), "step 1, buffer first.running_var:"),
+    "running variances swapped before the evaluation": (before(swap_statistics, call=5), "evaluation, output[0]:"),
+    "gradient of one bias doubled": (
+        changing(lambda model: model.middle.bias.register_hook(lambda gradient: gradient * 2)),
+        "step 1, gradient of middle.bias:",
     ),
-    "half of an output": after(lambda wrapped, outputs, x: (outputs[0], outputs[1].half().float(), outputs[2])),
-    "output in the memory of the input": after(lambda wrapped, outputs, x: (*outputs[:2], x)),
-}
+    "one layer in bfloat16": (changing(cast_middle), "step 1, output[0]:"),
+    "frozen parameter changed by one bit in the last step": (
+        before(lambda model: model.stem.weight.data[0, 0, 0, 0].add_(2**-20), call=4), "step 3, output[0]:"
+    ),
+    "hook lost": (changing(lambda model: model.first._forward_hooks.clear()), "step 1, output[0]:"),
+    "eps changed": (changing(lambda model: setattr(model.second, "eps", 2e-5)), "step 1, output[0]:"),
+    "momentum of the running mean changed": (
+        changing(lambda model: setattr(model.second, "momentum", 0.11)), "step 1, buffer second.running_mean:"
+    ),
+    "norm in evaluation mode while training": (changing(evaluate_norm), "step 1, output[0]:"),
+    "norm in training mode while evaluating": (
+        changing(lambda model: setattr(model.second, "track_running_stats", 0)), "step 1, buffer second.running_mean:"
+    ),
+    "mode changed by a call": (after(lambda wrapped, *_: wrapped.eval()), "step 1, training mode:"),
+    "batches not counted": (
+        after(lambda wrapped, *_: wrapped.module.first.num_batches_tracked.sub_(1)),
+        "step 1, buffer first.num_batches_tracked:",
+    ),
+    "small batches counted twice": (
+        after(lambda wrapped, _, x: wrapped.module.first.num_batches_tracked.add_(len(x) < 4)),
+        "step 3, buffer first.num_batches_tracked:",
+    ),
+    "tuple becomes a list": (returning(lambda outputs, x: list(outputs)), "step 1, output:"),
+    "memory format of an output": (
+        returning(lambda outputs, x: (outputs[0], outputs[1].to(memory_format=torch.channels_last), outputs[2])),
+        "step 1, layout of output[1]:",
+    ),
+    "frozen parameter trained": (
+        changing(lambda model: model.stem.requires_grad_(True)), "step 1, gradient of stem.bias:"
+    ),
+    "parameter frozen": (
+        changing(lambda model: model.second.bias.requires_grad_(False)), "step 1, gradient of second.bias:"
+    ),
+    "unused parameter frozen": (
+        changing(lambda model: model.unused.requires_grad_(False)), "step 1, parameter unused.weight:"
+    ),
+    "gradient of zeros instead of none": (
+        before(lambda model: setattr(model.unused.weight, "grad", torch.zeros(8, 8)), call=1),
+        "step 1, gradient of unused.weight:",
+    ),
+    "random number drawn in evaluation": (
+        in_evaluation(lambda _: torch.rand(1)), "evaluation, state of the random numbers of the CPU:"
+    ),
+    "random number of numpy drawn": (
+        before(lambda _: np.random.rand()), "step 1, state of the random numbers of numpy:"
+    ),
+    "random number of Python drawn": (
+        before(lambda _: random.gauss()), "step 1, state of the random numbers of Python:"
+    ),
+    "statistics updated in evaluation": (
+        in_evaluation(lambda model: model.second.running_mean.mul_(0.5)), "evaluation, buffer second.running_mean:"
+    ),
+    "parameter replaced, which the optimizer does not see": (
+        before(replace_parameter, call=2), "step 2, parameter middle.weight:"
+    ),
+    "first batch kept": (around(keep_first_batch), "step 2, output[0]:"),
+    "output in memory that the next call overwrites": (
+        after(reuse_memory), "step 2, output of the first batch, after the second[0][1]:"
+    ),
+    "output without its history, but with requires_grad": (
+        returning(lambda outputs, x: (outputs[0], outputs[1].detach().requires_grad_(), outputs[2])),
+        "step 1, gradient of middle.bias:",
+    ),
+    "gradient clipped": (after(clip_gradient), "step 1, gradient of encode.weight:"),
+    "input gets a gradient": (after(lambda _, outputs, x: x.requires_grad_()), "step 1, input[0]:"),
+    "input overwritten": (after(lambda _, outputs, x: x.add_(1)), "step 1, input[0]:"),
+    "input cut in place": (after(lambda _, outputs, x: setattr(x, "data", x.data[:1])), "step 1, input[0]:"),
+    "dropout left out after the third batch": (
+        before(lambda model: setattr(model.drop, "p", 0.0), call=4), "step 3, output[0]:"
+    ),
+    "gradient of a layer lost between two batches": (
+        before(lambda model: setattr(model.middle.weight, "grad", None), call=3), "step 2, gradient of middle.weight:"
+    ),
+    "gradients lost between two batches": (
+        before(lambda model: model.zero_grad()), "step 2, gradient of encode.weight:"
+    ),
+    "half of an output": (
+        returning(lambda outputs, x: (outputs[0], outputs[1].half().float(), outputs[2])), "step 1, output[1]:"
+    ),
+    "output in the memory of the input": (
+        returning(lambda outputs, x: (*outputs[:2], x)), "step 1, layout of output[2]:"
+    ),
+    "other output in evaluation": (scaling(lambda wrapped, x: not wrapped.training), "evaluation, output[0]:"),
+    "other output of small batches": (scaling(lambda wrapped, x: len(x) != 4), "step 3, output[0]:"),
+    "other output after the third batch": (
+        scaling(lambda wrapped, x: wrapped.training and wrapped.calls > 3), "step 3, output[0]:"
+    ),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_fault_of_variant_is_found(fault: str) -> None:
+def test_fault_of_variant_is_found_and_named(fault: str) -> None:
+    variant, text = FAULTS[fault]
     x = torch.randn(4, 3, 6, 6, generator=torch.Generator().manual_seed(0))
-    found = zoo.check(Small(), x, variant=FAULTS[fault])
-    assert found.same is False
-    assert len(str(found).splitlines()) <= 10
+    assert_found(zoo.check(Small(), x, variant=variant), text)
 
 
 def test_untied_weight_is_named() -> None:
-    check = functools.partial(zoo.check, Small(), torch.randn(4, 3, 6, 6), variant=when_built(untie))
+    untie = changing(lambda model: setattr(model.decode, "weight", nn.Parameter(model.decode.weight.detach().clone())))
+    check = functools.partial(zoo.check, Small(), torch.randn(4, 3, 6, 6), variant=untie)
     refused(ConfigError, check, "12 instead of 11", "decode.weight")
 
 

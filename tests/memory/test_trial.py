@@ -1,14 +1,14 @@
-"""Reports and checks do not change a network, so that training stays bit-identical."""
+"""Lean training, reports and checks do not change what a network computes, whatever state it has."""
 
 from __future__ import annotations
 
 import copy
-from collections import OrderedDict, deque
-from collections.abc import Callable, Iterator
+from collections import deque
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from functools import partial
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -29,94 +29,208 @@ from zoo.ops.recomputation import restore_buffers
 from zoo.remat.lean import lean
 
 
-class WithBuffer(nn.Module):
-    """A network whose forward replaces the memory of a buffer at each call."""
+class State(NamedTuple):
+    """A state of a network.
 
-    def __init__(self, size: int = 0) -> None:
+    Args:
+    - `turn`: replaces the state of a network and returns activations that depend on it.
+    - `start`: returns the first state.
+    - `reset`: cuts the history of the state after a step.
+    - `has_history`: whether the state has a history within a step.
+    """
+
+    turn: Callable[[Any, Tensor], Tensor]
+    start: Callable[[], Any] = lambda: None
+    reset: Callable[[Any], object] = lambda model: None
+    has_history: bool = False
+
+
+class Stateful(nn.Module):
+    """A network with a state, which is a buffer if it starts as a tensor."""
+
+    def __init__(self, state: State) -> None:
         super().__init__()
-        self.layer = nn.Linear(16, 16)
-        self.register_buffer("low", torch.full((size,), -0.5))
-        self.low: Tensor
+        self.layer, self.out = nn.Linear(16, 16), nn.Linear(16, 16)
+        start = state.start()
+        if isinstance(start, Tensor) and not isinstance(start, nn.Parameter):
+            self.register_buffer("state", start)
+        else:
+            self.state = start
+        self.turn, self.reset = state.turn, state.reset
 
     def forward(self, x: Tensor) -> Tensor:
-        x = self.layer(x)
-        self.update(x.detach().amin(0))
-        return (x - self.low.float()).relu().square()
-
-    def update(self, low: Tensor) -> None:
-        raise NotImplementedError
+        for _ in range(2):
+            x = self.out(self.turn(self, self.layer(x).relu()).tanh())
+        return x.square()
 
 
-class Resized(WithBuffer):
-    def update(self, low: Tensor) -> None:
-        if self.low.numel() == 0:
-            self.low.resize_(16).fill_(0)
-        self.low.mul_(0.9).add_(low, alpha=0.1)
+def accumulate(model: Stateful, x: Tensor) -> Tensor:
+    """Integrate like the membrane potential of a spiking neuron."""
+    model.state = x if model.state is None else 0.5 * model.state + x
+    return model.state
 
 
-class Shrunk(WithBuffer):
-    def __init__(self) -> None:
-        super().__init__(16)
-
-    def update(self, low: Tensor) -> None:
-        first = self.low[:1] + low[:1]
-        self.low.resize_(1).copy_(first)
+def detach(model: Stateful) -> None:
+    model.state = model.state.detach()
 
 
-class Set(WithBuffer):
-    def update(self, low: Tensor) -> None:
-        self.low.set_(low + self.low.sum())
+def accumulate_pair(model: Stateful, x: Tensor) -> Tensor:
+    before = x if model.state is None else model.state[1]
+    model.state = before.sin(), before + x
+    return model.state[0]
 
 
-class Rebound(WithBuffer):
-    def update(self, low: Tensor) -> None:
-        self.low.data = low.double() + self.low.sum()
+def append(model: Stateful, x: Tensor) -> Tensor:
+    model.state.append(x)
+    return torch.stack([*model.state]).sum(0)
 
 
-class Late(WithBuffer):
-    def __init__(self) -> None:
-        super().__init__()
-        self.register_buffer("low", None)
-
-    def update(self, low: Tensor) -> None:
-        self.low = low if self.low is None else 0.9 * self.low + 0.1 * low
+def append_to_object(model: Stateful, x: Tensor) -> Tensor:
+    model.state.states.append(x)
+    return torch.stack(model.state.states).sum(0)
 
 
-class QuantizedWeight(nn.Module):
-    """A layer with a fused fake quantization of its weight, per channel."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.Linear(16, 16)
-        self.quantize = FusedMovingAvgObsFakeQuantize(
-            observer=MovingAveragePerChannelMinMaxObserver, ch_axis=0, dtype=torch.qint8, quant_min=-128, quant_max=127
-        )
-
-    def forward(self, x: Tensor) -> Tensor:
-        return F.linear(x, self.quantize(self.layer.weight), self.layer.bias).relu().square()
+def append_mean(model: Stateful, x: Tensor) -> Tensor:
+    model.state.append(x.detach().mean(0))
+    return x + torch.stack(model.state).sum(0)
 
 
-class Observed(nn.Module):
-    def __init__(self, observer: Callable[[], nn.Module]) -> None:
-        super().__init__()
-        self.layer, self.observer = nn.Linear(16, 16), observer()
-
-    def forward(self, x: Tensor) -> Tensor:
-        out = self.observer(self.layer(x))
-        observed = getattr(self.observer, "max_val", None)
-        return (out if observed is None else out * observed).relu().square()
+def normalize(model: Stateful, x: Tensor) -> Tensor:
+    """Update a norm that `nn.Module.modules` does not find."""
+    model.state[0](x)
+    return x + model.state[0].running_mean
 
 
-BUFFERS: dict[str, Callable[[], nn.Module]] = {
-    "resized from no elements": Resized,
-    "resized to fewer elements": Shrunk,
-    "set_": Set,
-    "set through data, to another dtype": Rebound,
-    "None at first": Late,
-    "per-channel observer": lambda: Observed(lambda: PerChannelMinMaxObserver(ch_axis=1)),
-    "moving per-channel observer": lambda: Observed(lambda: MovingAveragePerChannelMinMaxObserver(ch_axis=1)),
-    "fused fake quantization": QuantizedWeight,
+def accumulate_detached(model: Stateful, x: Tensor) -> Tensor:
+    model.state = x.detach() if model.state is None else 0.5 * model.state + x.detach()
+    return x + model.state
+
+
+def overwrite(model: Stateful, x: Tensor) -> Tensor:
+    """Overwrite a tensor that is not a buffer."""
+    model.state["sum"][0] += x.detach().mean(0)
+    return x + model.state["sum"][0].clone()
+
+
+def count(model: Stateful, x: Tensor) -> Tensor:
+    model.state += 1
+    return x * float(model.state)
+
+
+def warm_up(model: Stateful, x: Tensor) -> Tensor:
+    model.state.add("early" if "late" in model.state else "none")
+    model.state.discard("late")
+    return x * len(model.state | {"late"})
+
+
+def iterate_through_data(model: Stateful, x: Tensor) -> Tensor:
+    """Normalize a parameter through its data, like power iterations of spectral norms."""
+    model.state.data = F.normalize(model.layer.weight.data @ model.state.data, dim=0)
+    return x * model.state
+
+
+def train_inside(model: Stateful, x: Tensor) -> Tensor:
+    """Compute gradients in forward."""
+    model.state.zero_grad()
+    model.state(x.detach()).sum().backward()
+    return x + model.state.weight.grad.detach()
+
+
+def record_with_hook(model: Stateful, x: Tensor) -> Tensor:
+    """Record outputs of a layer in a hook of the network."""
+    if not hasattr(model, "is_recording"):
+        model.is_recording = True
+        model.layer.register_forward_hook(lambda module, args, output: model.state.append(output))
+        model.state.append(x)
+    return x + torch.stack(model.state).sum(0)
+
+
+def low(x: Tensor) -> Tensor:
+    return x.detach().amin(0)
+
+
+def resize(model: Stateful, x: Tensor) -> Tensor:
+    if model.state.numel() == 0:
+        model.state.resize_(16).fill_(0)
+    model.state.mul_(0.9).add_(low(x), alpha=0.1)
+    return x - model.state
+
+
+def shrink(model: Stateful, x: Tensor) -> Tensor:
+    first = model.state[:1] + low(x)[:1]
+    model.state.resize_(1).copy_(first)
+    return x - model.state
+
+
+def set_memory(model: Stateful, x: Tensor) -> Tensor:
+    model.state.set_(low(x) + model.state.sum())
+    return x - model.state
+
+
+def rebind(model: Stateful, x: Tensor) -> Tensor:
+    model.state.data = low(x).double() + model.state.sum()
+    return x - model.state.float()
+
+
+def observe(model: Stateful, x: Tensor) -> Tensor:
+    return model.state(x) * model.state.max_val.clone()
+
+
+def quantize(model: Stateful, x: Tensor) -> Tensor:
+    return F.linear(x, model.state(model.layer.weight))
+
+
+OBSERVERS: dict[str, State] = {
+    "observer": State(observe, partial(PerChannelMinMaxObserver, ch_axis=1)),
+    "moving observer": State(observe, partial(MovingAveragePerChannelMinMaxObserver, ch_axis=1)),
+    "fused quantization": State(
+        quantize,
+        partial(FusedMovingAvgObsFakeQuantize, observer=MovingAveragePerChannelMinMaxObserver, ch_axis=0,
+                dtype=torch.qint8, quant_min=-128, quant_max=127),
+    ),
+}  # fmt: skip
+BUFFERS: dict[str, State] = {
+    "resized buffer": State(resize, lambda: torch.zeros(0)),
+    "shrunk buffer": State(shrink, lambda: torch.full((16,), -0.5)),
+    "buffer with set_": State(set_memory, lambda: torch.full((0,), -0.5)),
+    "buffer of another dtype": State(rebind, lambda: torch.full((0,), -0.5)),
+    **OBSERVERS,
 }
+STATES: dict[str, State] = {
+    "history": State(accumulate, reset=detach, has_history=True),
+    "pair": State(
+        accumulate_pair, reset=lambda model: setattr(model, "state", tuple(each.detach() for each in model.state)),
+        has_history=True,
+    ),
+    "list": State(append, list, lambda model: model.state.clear(), has_history=True),
+    "deque": State(
+        append, partial(deque, maxlen=2), lambda model: model.state.extend([each.detach() for each in model.state]),
+        has_history=True,
+    ),
+    "object": State(
+        append_to_object, lambda: SimpleNamespace(states=[]), lambda model: model.state.states.clear(), has_history=True
+    ),
+    "hook": State(record_with_hook, list, lambda model: model.state.clear(), has_history=True),
+    "module in a list": State(normalize, lambda: [nn.BatchNorm1d(16)]),
+    "detached": State(accumulate_detached),
+    "growing list": State(append_mean, list),
+    "overwritten tensor": State(overwrite, lambda: {"sum": [torch.zeros(16)]}),
+    "counter": State(count, int),
+    "array": State(count, partial(np.zeros, ())),
+    "set": State(warm_up, lambda: {"late"}),
+    "parameter through data": State(
+        iterate_through_data, lambda: nn.Parameter(torch.ones(16), requires_grad=False)
+    ),
+    "inner backward": State(train_inside, lambda: nn.Linear(16, 1), lambda model: model.state.zero_grad()),
+    **BUFFERS,
+}  # fmt: skip
+#: States that a check trains: their forward needs no reset.
+CHECKED = ("module in a list", "detached", "overwritten tensor", "counter", "set", "parameter through data", *BUFFERS)
+
+
+def built(name: str) -> Stateful:
+    torch.manual_seed(0)
+    return Stateful({**STATES, **BUFFERS}[name])
 
 
 def batch(seed: int = 0) -> Tensor:
@@ -127,37 +241,50 @@ def state_of(model: nn.Module) -> list[Tensor]:
     return [each.clone() for each in (*model.parameters(), *model.buffers())]
 
 
-@pytest.fixture(params=BUFFERS)
-def build(request: pytest.FixtureRequest) -> Callable[[], nn.Module]:
-    def built() -> nn.Module:
-        torch.manual_seed(0)
-        return BUFFERS[request.param]()
-
-    return built
-
-
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_replaced_buffer_is_bit_identical_to_plain_training(build: Callable[[], nn.Module]) -> None:
-    plain, model = build(), lean(build(), "3GB")
-    for seed in range(3):
-        assert are_equal(step(plain, batch(seed)), step(model, batch(seed)))
-        assert are_equal(plain.buffers(), model.buffers())
-
-
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
-@pytest.mark.parametrize("use", [zoo.memory_report, zoo.check])
-def test_report_and_check_change_no_buffers(build: Callable[[], nn.Module], use: Callable[..., Any]) -> None:
-    model = build()
-    own, before = list(model.buffers()), state_of(model)
-    use(model, batch())
-    assert all(a is b for a, b in zip(own, model.buffers(), strict=True))
-    assert are_equal(before, state_of(model))
-    assert [each.dtype for each in before] == [each.dtype for each in state_of(model)]
+def history(name: str, prepare: Callable[[Stateful], object]) -> list[Tensor]:
+    """Return the values of four training steps of a prepared network."""
+    model = built(name)
+    own = [*model.parameters(), *model.buffers()]
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    prepare(model)
+    assert all(a is b for a, b in zip(own, (*model.parameters(), *model.buffers()), strict=True))
+    values: list[Tensor] = []
+    for seed in range(4):
+        values += [each.clone() for each in step(model, batch(seed))]
+        optimizer.step()
+        model.reset(model)
+        values += state_of(model)
+    return values
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_restored_buffers_get_size_contents_and_dtype_back(build: Callable[[], nn.Module]) -> None:
-    model = build()
+@pytest.fixture(scope="module")
+def plain_histories() -> dict[str, list[Tensor]]:
+    return {}
+
+
+USES: dict[str, Callable[[Stateful], object]] = {
+    "limit": partial(lean, budget="3GB"),
+    "fraction": partial(lean, budget=0.3),
+    "report": lambda model: zoo.memory_report(model, batch()),
+    "check": lambda model: zoo.check(model, batch()),
+}
+CASES = [(name, use) for use in USES for name in (CHECKED if use == "check" else STATES)]
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch.ao
+@pytest.mark.parametrize(("name", "use"), CASES)
+def test_network_with_state_is_bit_identical_to_plain_training(
+    name: str, use: str, plain_histories: dict[str, list[Tensor]]
+) -> None:
+    if name not in plain_histories:
+        plain_histories[name] = history(name, lambda _: None)
+    assert are_equal(history(name, USES[use]), plain_histories[name])
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch.ao
+@pytest.mark.parametrize("name", BUFFERS)
+def test_restored_buffers_get_size_contents_and_dtype_back(name: str) -> None:
+    model = built(name)
     model(batch())
     own, before = list(model.buffers()), copy.deepcopy(list(model.buffers()))
     with restore_buffers(model):
@@ -169,297 +296,9 @@ def test_restored_buffers_get_size_contents_and_dtype_back(build: Callable[[], n
     assert [each.dtype for each in own] == [each.dtype for each in before]
 
 
-@dataclass
-class Memory:
-    """An object that stores states."""
-
-    states: list[Tensor] = field(default_factory=list)
-
-
-class Stateful(nn.Module):
-    """A network with a state that `turn` replaces, which forward adds to its activations."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer, self.out = nn.Linear(16, 16), nn.Linear(16, 16)
-        self.state: Any = None
-
-    def forward(self, x: Tensor) -> Tensor:
-        for _ in range(2):
-            x = self.out(self.turn(self.layer(x).relu()).tanh())
-        return x.square()
-
-    def turn(self, x: Tensor) -> Tensor:
-        raise NotImplementedError
-
-    def reset(self) -> None:
-        """Cut the history, like users between steps."""
-
-
-class Potential(Stateful):
-    """A spiking neuron, whose membrane potential has a history."""
-
-    def turn(self, x: Tensor) -> Tensor:
-        self.state = x if self.state is None else 0.5 * self.state + x
-        return self.state
-
-    def reset(self) -> None:
-        self.state = self.state.detach()
-
-
-class Pair(Potential):
-    def turn(self, x: Tensor) -> Tensor:
-        before = x if self.state is None else self.state[1]
-        self.state = before.sin(), before + x
-        return self.state[0]
-
-    def reset(self) -> None:
-        self.state = tuple(each.detach() for each in self.state)
-
-
-class States(Stateful):
-    """Stores states with a history in a container, and drops them after a step."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.state = self.container()
-
-    def container(self) -> Any:
-        return []
-
-    def turn(self, x: Tensor) -> Tensor:
-        self.state.append(x)
-        return torch.stack(list(self.state)).sum(0)
-
-    def reset(self) -> None:
-        self.state.clear()
-
-
-class Deque(States):
-    def container(self) -> Any:
-        return deque(maxlen=2)
-
-    def reset(self) -> None:
-        self.state.extend([each.detach() for each in self.state])
-
-
-class Dict(States):
-    def container(self) -> Any:
-        return OrderedDict(first=None)
-
-    def turn(self, x: Tensor) -> Tensor:
-        self.state[len(self.state)] = x
-        return x * len(self.state)
-
-
-class Object(States):
-    def container(self) -> Any:
-        return SimpleNamespace(memory=Memory())
-
-    def turn(self, x: Tensor) -> Tensor:
-        self.state.memory.states.append(x)
-        return torch.stack(self.state.memory.states).sum(0)
-
-    def reset(self) -> None:
-        self.state.memory.states = []
-
-
-class Hidden(States):
-    """Keeps a network where `nn.Module.modules` does not find it."""
-
-    def container(self) -> Any:
-        return [nn.BatchNorm1d(16)]
-
-    def turn(self, x: Tensor) -> Tensor:
-        self.state[0](x)
-        return x + self.state[0].running_mean
-
-    def reset(self) -> None:
-        pass
-
-
-class Detached(Stateful):
-    def turn(self, x: Tensor) -> Tensor:
-        self.state = x.detach() if self.state is None else 0.5 * self.state + x.detach()
-        return x + self.state
-
-
-class MemoryBank(States):
-    def turn(self, x: Tensor) -> Tensor:
-        self.state.append(x.detach().mean(0))
-        return x + torch.stack(self.state).sum(0)
-
-    def reset(self) -> None:
-        pass
-
-
-class Overwritten(Stateful):
-    """Overwrites a tensor that is not a buffer."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.state = {"sum": [torch.zeros(16)]}
-
-    def turn(self, x: Tensor) -> Tensor:
-        self.state["sum"][0] += x.detach().mean(0)
-        return x + self.state["sum"][0].clone()
-
-
-class Counter(Stateful):
-    def __init__(self) -> None:
-        super().__init__()
-        self.state = 0
-
-    def turn(self, x: Tensor) -> Tensor:
-        self.state += 1
-        return x * self.state
-
-
-class Array(Stateful):
-    def __init__(self) -> None:
-        super().__init__()
-        self.state = np.zeros(1)
-
-    def turn(self, x: Tensor) -> Tensor:
-        self.state += 1
-        return x * float(self.state[0])
-
-
-class Warmup(Stateful):
-    def __init__(self) -> None:
-        super().__init__()
-        self.seen = {"late"}
-
-    def turn(self, x: Tensor) -> Tensor:
-        self.seen.add("early" if "late" in self.seen else "none")
-        self.seen.discard("late")
-        return x * len(self.seen | {"late"})
-
-
-class ThroughData(Stateful):
-    """Normalizes a parameter through its data, like power iterations of spectral norms."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.vector = nn.Parameter(torch.ones(16), requires_grad=False)
-
-    def turn(self, x: Tensor) -> Tensor:
-        self.vector.data = F.normalize(self.layer.weight.data @ self.vector.data, dim=0)
-        return x * self.vector
-
-
-class InnerBackward(Stateful):
-    """Computes gradients in forward."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.inner = nn.Linear(16, 1)
-
-    def turn(self, x: Tensor) -> Tensor:
-        self.inner.zero_grad()
-        self.inner(x.detach()).sum().backward()
-        return x + self.inner.weight.grad.detach()
-
-    def reset(self) -> None:
-        self.inner.zero_grad()
-
-
-FEATURES: dict[str, Any] = {}
-
-
-class Hooked(Stateful):
-    """Adds values that hooks have recorded to its activations."""
-
-    def __init__(self, kind: str) -> None:
-        super().__init__()
-        self.records: Any = [] if kind == "closure" else FEATURES
-        records = self.records
-
-        def append(module: nn.Module, args: Any, output: Tensor) -> None:
-            records.append(output)
-
-        def note(module: nn.Module, args: Any, output: Tensor) -> None:
-            FEATURES.setdefault("outputs", []).append(output)
-
-        self.layer.register_forward_hook({"closure": append, "global": note, "method": self.note}[kind])
-
-    def note(self, *args: Any) -> None:
-        self.records.setdefault("outputs", []).append(args[-1])
-
-    def turn(self, x: Tensor) -> Tensor:
-        records = self.records if isinstance(self.records, list) else self.records["outputs"]
-        return x + torch.stack(records).sum(0)
-
-    def reset(self) -> None:
-        self.records.clear()
-
-
-STATEFUL: dict[str, Callable[[], Stateful]] = {
-    **{
-        each.__name__: each
-        for each in (
-            Potential, Pair, States, Deque, Dict, Object, Hidden, Detached, MemoryBank, Overwritten, Counter, Array,
-            Warmup, ThroughData, InnerBackward,
-        )
-    },
-    **{f"hook with a {kind}": lambda kind=kind: Hooked(kind) for kind in ("closure", "global", "method")},
-}  # fmt: skip
-
-
-@pytest.fixture(params=STATEFUL)
-def stateful(request: pytest.FixtureRequest) -> Iterator[Callable[[], Stateful]]:
-    def built() -> Stateful:
-        FEATURES.clear()
-        torch.manual_seed(0)
-        return STATEFUL[request.param]()
-
-    yield built
-    FEATURES.clear()
-
-
-def trained(model: Stateful, optimizer: torch.optim.Optimizer, seed: int) -> list[Tensor]:
-    """Return the values of a training step that ends with a reset of the state."""
-    values = step(model, batch(seed))
-    optimizer.step()
-    model.reset()
-    return [*(each.clone() for each in values), *state_of(model)]
-
-
-def history(build: Callable[[], Stateful], prepare: Callable[[Stateful], Any]) -> list[Tensor]:
-    """Return the values of four training steps of a prepared network."""
-    torch.manual_seed(0)
-    model = build()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    prepare(model)
-    return [value for seed in range(4) for value in trained(model, optimizer, seed)]
-
-
-@pytest.mark.parametrize("budget", ["3GB", 0.3])
-def test_state_outside_of_buffers_is_bit_identical_to_plain_training(
-    stateful: Callable[[], Stateful], budget: float | str
-) -> None:
-    assert are_equal(history(stateful, lambda model: lean(model, budget)), history(stateful, lambda _: None))
-
-
-#: Their hooks change variables outside of the network, which a copy of the network shares.
-OUTSIDE = ("hook with a closure", "hook with a global")
-
-
-@pytest.mark.parametrize("stateful", sorted({*STATEFUL} - {*OUTSIDE}), indirect=True)
-def test_report_changes_no_state_of_network(stateful: Callable[[], Stateful]) -> None:
-    found = history(stateful, lambda model: zoo.memory_report(model, batch()))
-    assert are_equal(found, history(stateful, lambda _: None))
-
-
-@pytest.mark.parametrize("build", [Dict, Hidden, Detached, MemoryBank, Overwritten, Counter, Warmup, ThroughData])
-def test_check_changes_no_state_of_network(build: Callable[[], Stateful]) -> None:
-    assert are_equal(history(build, lambda model: zoo.check(model, batch())), history(build, lambda _: None))
-
-
 def test_lean_continues_history_of_user() -> None:
     def run(budget: str | None) -> list[Tensor]:
-        torch.manual_seed(0)
-        model = Potential()
+        model = built("history")
         loss = model(batch()).sum()
         if budget is not None:
             lean(model, budget)
@@ -551,8 +390,7 @@ def test_overwritten_parameter_is_bit_identical_to_plain_training(
 @pytest.mark.parametrize("context", [nullcontext, lambda: torch.autocast("cpu", torch.bfloat16)])
 def test_report_inside_of_autocast_leaves_no_casts_behind(context: Callable[[], AbstractContextManager[Any]]) -> None:
     def run(reports: bool) -> list[Tensor]:
-        torch.manual_seed(0)
-        model = Potential()
+        model = built("history")
         with context():
             if reports:
                 zoo.memory_report(model, batch())
@@ -563,11 +401,12 @@ def test_report_inside_of_autocast_leaves_no_casts_behind(context: Callable[[], 
     assert are_equal(run(True), run(False))
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # torch's own, while it compiles
 def test_tensors_kept_by_compiler_are_not_history() -> None:
     torch._dynamo.reset()
-    model = Counter()
+    model = built("counter")
     model.layer = torch.compile(model.layer, backend="aot_eager")  # type: ignore[assignment]
     model(batch())
     zoo.memory_report(model, batch(1)[:32])
-    zoo.check(Detached(), batch(), variant=lambda module: torch.compile(module, backend="aot_eager"))
+    zoo.check(built("detached"), batch(), variant=lambda module: torch.compile(module, backend="aot_eager"))
