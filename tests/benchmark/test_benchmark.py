@@ -15,7 +15,7 @@ from torch import nn
 from tests.refusals import refused
 from zoo.benchmark import layer, memory_prediction, model, strategies
 from zoo.benchmark.model import measure_strategies
-from zoo.benchmark.network_setup import Setup, room_for_compilations
+from zoo.benchmark.network_setup import Setup, allow_many_compilations
 from zoo.benchmark.results import Case, Results, markdown
 from zoo.benchmark.strategies import (
     BASELINE,
@@ -156,7 +156,7 @@ def test_budgets_of_compiled_models_do_not_get_mixed_up() -> None:
         return nn.Sequential(*[part for _ in range(3) for part in (nn.Linear(64, 64), nn.GELU())])
 
     x, held = torch.randn(512, 64), []
-    with room_for_compilations():
+    with allow_many_compilations():
         for budget in (1.0, 0.0, 1.0):
             model = build()
             call = compile_with_budget(model, budget)

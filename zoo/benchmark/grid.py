@@ -103,7 +103,7 @@ def _train(setup: Setup, memory: str, steps: int) -> tuple[list[Tensor], float, 
     torch.manual_seed(0)
     model = setup.build("standard", memory)
     optimizer = torch.optim.SGD(model.parameters(), LEARNING_RATE, MOMENTUM, weight_decay=WEIGHT_DECAY)
-    with _largest_output(model) as largest, reconstruction_errors(model) as errors:
+    with _record_largest_outputs(model) as largest, reconstruction_errors(model) as errors:
         for _ in range(steps):
             optimizer.zero_grad()
             logits = model(setup.random_images())
@@ -114,8 +114,8 @@ def _train(setup: Setup, memory: str, steps: int) -> tuple[list[Tensor], float, 
 
 
 @contextmanager
-def _largest_output(model: nn.Module) -> Iterator[list[float]]:
-    """Yields a list; each forward pass appends the largest absolute value of each block's outputs."""
+def _record_largest_outputs(model: nn.Module) -> Iterator[list[float]]:
+    """Yields a list to which each forward pass appends the largest absolute value of each block's outputs."""
     largest = [0.0]
 
     def look(_module: nn.Module, _inputs: Any, outputs: tuple[Tensor, ...]) -> None:

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from zoo.benchmark.network_setup import MEMORY_FORMATS, room_for_compilations
+from zoo.benchmark.network_setup import MEMORY_FORMATS, allow_many_compilations
 from zoo.benchmark.results import Case, Results
 from zoo.benchmark.strategies import BASELINE, compile_with_budget
 from zoo.engine.precision import DTYPES
@@ -81,10 +81,7 @@ def measure_layers(
     layouts: Sequence[str],
     rounds: int,
 ) -> None:
-    """Measure memory and time of each provider for each combination of shape, dtype and layout.
-
-    Also computes times relative to the baseline.
-    """
+    """Measure memory, time and relative time of each provider for each combination of shape, dtype and layout."""
     for shape, dtype, layout in product(shapes, dtypes, layouts):
         case = Case("norm + activation", shape, dtype, layout)
         _measure_case(results, case, providers(shape[1], results.device), rounds)
@@ -95,7 +92,7 @@ def _measure_case(results: Results, case: Case, by_name: dict[str, Provider], ro
     print(f"{case.subject} {'x'.join(map(str, case.shape))} {case.dtype} {case.layout}", file=sys.stderr, flush=True)
     dtype, layout = DTYPES[case.dtype], MEMORY_FORMATS[case.layout]
     x, dz = (torch.randn(case.shape, device=results.device).to(dtype).contiguous(memory_format=layout) for _ in "xz")
-    with room_for_compilations():
+    with allow_many_compilations():
         for name, provider in by_name.items():
             with provider.context():
                 memory = measure_memory(_forward(provider, x, dz), provider.layer.parameters())

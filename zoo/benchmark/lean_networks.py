@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from zoo.benchmark.memory_prediction import MemoryPrediction
 from zoo.benchmark.model import add_times
-from zoo.benchmark.network_setup import Setup, loss_of_any, room_for_compilations
+from zoo.benchmark.network_setup import Setup, allow_many_compilations, loss_of_any
 from zoo.benchmark.results import Case, Results, describe_error
 from zoo.benchmark.strategies import EAGER, compile_with_budget
 from zoo.engine.precision import DTYPES, autocast
@@ -47,8 +47,8 @@ def measure_lean_network(
 ) -> None:
     """Measure held memory, peak memory and step time of a network, lean and plain.
 
-    Notes and skips a network that cannot be built or trained plainly. If outputs, gradients or buffers are not bitwise
-    equal, "same bits" is 0 and a note says whether plain training is deterministic. On a GPU, bits are compared with
+    Notes and skips a network that cannot be built or trained plainly. If outputs, gradients or buffers differ in a bit,
+    "same bits" is 0 and a note says whether plain training is deterministic. On a GPU, bits are compared with
     deterministic algorithms; bytes and times are measured with torch's defaults.
 
     Args:
@@ -84,7 +84,7 @@ def measure_lean_network(
         name_of_rule = INDUCTOR if share == 1 else f"{INDUCTOR}, budget {share:g}"
         options = inductor_options(float(share))
         models[name_of_rule] = torch.compile(copy.deepcopy(plain), options=options)
-    with room_for_compilations():
+    with allow_many_compilations():
         _measure(results, case, models, images, forward_of, rounds, reports)
 
 
@@ -105,7 +105,7 @@ def _measure(
             is_exact = provider.startswith(LEAN)  # Inductor uses other kernels
             if is_exact:
                 variant = partial(_replace, models[provider])
-                with _deterministic(images.device), autocast(images.device, DTYPES[case.dtype]):
+                with _use_deterministic_algorithms(images.device), autocast(images.device, DTYPES[case.dtype]):
                     found = compare(models[PLAIN], images.clone().requires_grad_(), variant)
             else:
                 forward_of(models[provider])().backward()
@@ -140,7 +140,7 @@ def _predicted_bytes(setup: Setup) -> int:
 
 def _add_costs(results: Results, case: Case, models: dict[str, nn.Module], forward_of: ForwardOf, rounds: int) -> None:
     forwards = {name: forward_of(model) for name, model in models.items()}
-    # Uses the images of the earlier steps, for which graphs were compiled and plans were made.
+    # Graphs were compiled and plans were made for these images.
     memory = {name: measure_memory(forwards[name], model.parameters(), warmup=WARMUP) for name, model in models.items()}
     for name, measured in memory.items():
         for metric, value, reference in (
@@ -156,7 +156,7 @@ def _add_costs(results: Results, case: Case, models: dict[str, nn.Module], forwa
 def _add_reported_peaks(
     results: Results, case: Case, models: dict[str, nn.Module], images: Tensor, forward_of: ForwardOf
 ) -> None:
-    """Measure the peak of a step, including everything allocated before, and the report's peak relative to it."""
+    """Measure the peak of a step, including existing tensors, and the report's peak relative to it."""
     report = memory_report(models[PLAIN], images)
     for name, reported in ((PLAIN, report.plain_peak), (LEAN, report.peak)):
         forward = forward_of(models[name], default_loss)
@@ -167,12 +167,12 @@ def _add_reported_peaks(
             results.add(case, name, "reported peak ratio", "1", [reported / measured])
 
 
-def _replace(twin: nn.Module, _: nn.Module) -> nn.Module:
-    return twin
+def _replace(model: nn.Module, _: nn.Module) -> nn.Module:
+    return model
 
 
 @contextmanager
-def _deterministic(device: torch.device) -> Iterator[None]:
+def _use_deterministic_algorithms(device: torch.device) -> Iterator[None]:
     """Makes operations on a GPU use deterministic algorithms where they exist."""
     if device.type != "cuda":
         yield

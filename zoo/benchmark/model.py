@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from zoo.benchmark.network_setup import Setup, graph_step, room_for_compilations
+from zoo.benchmark.network_setup import Setup, allow_many_compilations, graph_step
 from zoo.benchmark.plot_style import Line, Panel, draw_panels
 from zoo.benchmark.results import Case, Results
 from zoo.benchmark.strategies import BASELINE, Strategy, build_all, note_refusals
@@ -33,7 +33,7 @@ def measure_strategies(results: Results, setup: Setup, strategies: Sequence[Stra
     models = {strategy.name: model for strategy, model in built.items()}
     prepared = {strategy.name: strategy.prepare(model) for strategy, model in built.items()}
     forwards = {name: setup.forward_of(call) for name, call in prepared.items()}
-    with room_for_compilations():
+    with allow_many_compilations():
         memory = {}
         for name, model in models.items():
             print(f"{setup.case.subject}: bytes of {name}", file=sys.stderr, flush=True)

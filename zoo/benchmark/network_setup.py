@@ -44,7 +44,7 @@ class Setup:
     Args:
     - `spec`: the network; the arguments of `build` replace its norm and memory strategy.
     - `batch`: images per step.
-    - `size`: side of an image in pixels. An external network that requires another size gets images of that size.
+    - `size`: side of an image in pixels. External networks that require another size get that size.
     - `structure`: blocks per stage; None for the architecture's.
     - `dtype`: "float32", or "bfloat16" for autocast.
     - `layout`: memory layout of weights and images, one of `MEMORY_FORMATS`.
@@ -76,7 +76,7 @@ class Setup:
     def build(self, norm: str, memory: str) -> nn.Module:
         """Return the initialized network with this norm and memory strategy in training mode.
 
-        A network's own norms, as external networks have, are called "standard". Raises ConfigError if the architecture
+        External networks have their own norms, for which the norm is "standard". Raises ConfigError if the architecture
         does not support the norm, the strategy or the structure.
         """
         if isinstance(self.spec, ExternalSpec):
@@ -183,6 +183,6 @@ def graph_step(forward: Callable[[], Tensor], model: nn.Module) -> TimedStep:
     return TimedStep(run)
 
 
-def room_for_compilations() -> AbstractContextManager[Any]:
-    """Return a context manager that raises torch's limit on the number of compiled models."""
+def allow_many_compilations() -> AbstractContextManager[Any]:
+    """Raises torch's limits on the number of compiled models."""
     return recompile_limit(1000, accumulated=10_000)

@@ -1,4 +1,4 @@
-"""Plots with matplotlib: panels with curves in one style."""
+"""Draws panels with curves in one style, with matplotlib."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ if TYPE_CHECKING:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-# Colors that can be read on white and on dark pages. They are equally bright, so markers distinguish curves, too.
+# Colors are readable on white and dark pages. They are equally bright, so markers distinguish curves, too.
 COLORS = (BLUE, ORANGE, "#0E8F66", "#C8609F", "#8A6BD8", "#97770A", "#178A9A")
 MARKERS = "os^vDXP"
-LINE_STYLES = ("-", ":", "-.")  # of the curves beyond the number of colors
+LINE_STYLES = ("-", ":", "-.")  # the style changes when the colors repeat
 WIDTH = 7.0  # inches of a plot; a page shows an inch in about 100 pixels
-HEIGHT, POINTS_HEIGHT = 2.6, 3.4  # inches of a panel, and of one with names at its points
+HEIGHT, POINTS_HEIGHT = 2.6, 3.4  # inches of a panel, without and with named points
 LEGEND_LINE, TITLE_LINE = 0.19, 0.2  # inches
-TITLE_CHARACTERS = 100  # per line
-MARKED_POINTS, MOST_MARKED = 12, 50  # markers of a curve with more points than the second number; otherwise all
-LONG_LABEL = 40  # characters, for which a legend has one column
-# Places of a name in points from its point: beside it, above, below, and further away, where a line leads to it.
+TITLE_CHARACTERS = 100  # maximum per line
+NUM_MARKERS, MAX_MARKERS = 12, 50  # a curve with more than MAX_MARKERS points has about NUM_MARKERS markers
+MAX_LABEL_CHARACTERS = 40  # maximum in a legend of two columns
+# Offsets of a name from its point, in typographic points: beside, above, below, then farther away with a line.
 OFFSETS = [
     (x * distance, y * distance)
     for distance in range(6, 80, 6)
     for x, y in ((1, 0), (-1, 0), (0, 1), (0, -1), (1, 1), (-1, 1), (1, -1), (-1, -1))
 ]
-NEAR = 12  # points within which no line is needed
+NEAR = 12  # maximum offset without a line, in typographic points
 
 
 @dataclass(frozen=True)
@@ -41,10 +41,10 @@ class Line:
     """A curve of a panel.
 
     Args:
-    - `label`: entry of the legend; curves of the same label share color, marker and entry.
+    - `label`: entry of the legend. Curves with the same label share color, marker and entry.
     - `x`, `y`: coordinates.
     - `is_theory`: the curve follows from a formula, not from a measurement.
-    - `names`: of the points, which are then not connected; they replace the legend.
+    - `names`: names of the points. They replace the legend, and named points are not connected.
     """
 
     label: str
@@ -58,7 +58,7 @@ class Line:
 class Panel:
     """One pair of axes, each linear or logarithmic, with at least one curve.
 
-    With ``is_bars``, a bar shows the largest x of each curve, whose y are not drawn.
+    With ``is_bars``, each curve becomes a bar with the length of its largest x.
     """
 
     title: str
@@ -71,7 +71,7 @@ class Panel:
 
 
 def draw_panels(title: str, panels: Sequence[Panel]) -> bytes:
-    """Return a transparent PNG plot of the ``panels`` (at least one) in at most two columns, with one legend."""
+    """Draw the ``panels``, at least one, in at most two columns with one legend. Return a transparent PNG file."""
     from matplotlib import rc_context
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -82,7 +82,7 @@ def draw_panels(title: str, panels: Sequence[Panel]) -> bytes:
     columns = 1 if have_names else min(2, len(panels))
     rows = -(-len(panels) // columns)
     height = rows * (POINTS_HEIGHT if have_names else HEIGHT if columns == 2 else HEIGHT + 0.6)
-    legend_columns = 1 if max(map(len, labels)) > LONG_LABEL else 2
+    legend_columns = 1 if max(map(len, labels)) > MAX_LABEL_CHARACTERS else 2
     height += TITLE_LINE * len(title.splitlines()) + LEGEND_LINE * (len(labels) + 1) / legend_columns
     with rc_context(STYLE):
         figure = Figure((WIDTH, height), layout="constrained")
@@ -122,8 +122,8 @@ def color_of(label: str, labels: Sequence[str]) -> str:
 def _draw(axes: Axes, panel: Panel, labels: Sequence[str], entries: dict[str, Artist]) -> None:
     """Draw the curves of a panel, and add their labels to the ``entries`` of the legend.
 
-    Next to a theoretical curve, measurements are open markers, which grow so that equal values remain visible. A curve
-    that covers an earlier one is dashed for the same reason.
+    Beside a theoretical curve, measurements are open markers of growing size, so that equal values remain visible. For
+    the same reason, a curve that covers an earlier one is dashed.
     """
     from matplotlib.ticker import MaxNLocator
 
@@ -149,7 +149,7 @@ def _draw(axes: Axes, panel: Panel, labels: Sequence[str], entries: dict[str, Ar
             linewidth=1.3,
             marker=MARKERS[index % len(MARKERS)],
             markersize=4 + 2.5 * number if have_theory else 4,
-            markevery=None if have_theory or len(line.x) <= MOST_MARKED else -(-len(line.x) // MARKED_POINTS),
+            markevery=None if have_theory or len(line.x) <= MAX_MARKERS else -(-len(line.x) // NUM_MARKERS),
             fillstyle="none" if have_theory else "full",
         )  # fmt: skip
         entries.setdefault(line.label, curve)
@@ -175,7 +175,7 @@ def _draw_bars(axes: Axes, panel: Panel, labels: Sequence[str]) -> None:
 
 
 def _add_names(figure: Figure, canvas: FigureCanvasAgg, panels: Sequence[Panel], labels: Sequence[str]) -> None:
-    """Write the names of points where they cover neither each other nor another point."""
+    """Place the names of points so that they cover neither each other nor another point."""
     from matplotlib.text import Text
     from matplotlib.transforms import Bbox
 

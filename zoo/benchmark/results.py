@@ -20,7 +20,7 @@ SPREAD = "interquartile range"
 # Entries of the environment outside "versions" in the header; "threads" is among the settings.
 MACHINE_KEYS = ("device", "cpu", "platform")
 TOP_KEYS = ("commit", "date")
-TITLES = {  # of the Markdown page, by benchmark
+TITLES = {  # benchmark -> title of its Markdown page
     "depth": "Memory of vision transformers over depth",
     "grid": "Reversible networks with and without a grid",
     "layer": "Norms with their activations",
@@ -32,7 +32,7 @@ TITLES = {  # of the Markdown page, by benchmark
     "step": "Whole training steps",
 }
 YES_OR_NO = ("trains", "same bits")  # metrics that are 1 or 0
-CASE_KEYS = ("subject", "shape", "dtype", "layout", "provider")  # keys that are equal within a row of a table
+CASE_KEYS = ("subject", "shape", "dtype", "layout", "provider")  # together they identify a row of a table
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class Case:
 
 @dataclass
 class Results:
-    """The measurements of one benchmark run, with the information to repeat it.
+    """The measurements of a benchmark run, and the information needed to repeat it.
 
     Args:
     - `benchmark`: the subcommand: "layer", "model" or "lean".

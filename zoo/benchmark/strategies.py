@@ -93,7 +93,7 @@ EAGER = (
 
 
 def all_strategies(budgets: Sequence[float]) -> list[Strategy]:
-    """Return the eager strategies, and for each budget compiled strategies, above 0 also with the lean rule."""
+    """Return the eager strategies, and compiled strategies for each budget, with the lean rule for budgets above 0."""
     compiled = [
         Strategy(f"compiled {name} {budget:g}", norm, memory, budget, has_lean_rule)
         for name, norm, memory, has_lean_rule in (

@@ -1,7 +1,7 @@
 """The five strategies of Figure 2 of the InPlace-ABN paper for its block BN + ACT + CONV, in plain torch operations.
 
-They serve only to be compared with each other (Rota Bulo et al., CVPR 2018, Figure 2 and the right half of Table 1);
-networks use the faster operations of zoo/ops. As in the paper, gamma keeps its sign.
+For comparison with each other only (Rota Bulo et al., CVPR 2018, Figure 2 and the right half of Table 1): networks use
+the faster operations of zoo/ops. As in the paper, gamma keeps its sign.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""Peak memory and time of whole training steps with their optimizer: plain, lean, and with released gradients.
-
-Tested by tests/benchmark/test_whole_step.py.
-"""
+"""Peak memory and time of whole training steps with their optimizer: plain, lean, and with released gradients."""
 
 from __future__ import annotations
 
@@ -26,7 +23,7 @@ from zoo.torch_internals.data import tensors_of
 PLAIN, LEAN, RELEASED = "plain", "lean", "lean, released gradients"
 PLAIN_RELEASED = "plain, released gradients"
 SEED = 0
-WARMUP = 3  # steps, after which lean training follows its final plan and the state of the optimizer exists
+WARMUP = 3  # steps until lean training follows its final plan and the optimizer has its state
 
 
 @dataclass(frozen=True)
@@ -47,7 +44,7 @@ class Step:
         """Update the parameters, and set their gradients to None."""
         self.optimizer.step()
         self.optimizer.zero_grad()
-        clear_gradients(self.model.parameters())  # also of parameters that the optimizer does not have
+        clear_gradients(self.model.parameters())  # the optimizer may lack some parameters
 
     def run(self, times: int) -> None:
         """Take steps."""
@@ -57,10 +54,7 @@ class Step:
 
 
 def measure_setup(results: Results, setup: Setup, *, optimizer: str, rounds: int) -> None:
-    """Add the peaks and times of the steps of a network on random images, see `measure_step`.
-
-    On the meta device tensors are counted, and nothing is timed.
-    """
+    """Measure training steps of a network on random images, as `measure_step` does."""
     torch.manual_seed(SEED)
     model = setup.build("standard", "plain")
 
@@ -80,20 +74,21 @@ def measure_step(
     optimizer: str,
     rounds: int,
 ) -> None:
-    """Add bytes and times of a training step: forward, backward and the step of an optimizer.
+    """Measure bytes and times of training steps: forward, backward and the step of an optimizer.
 
-    All bytes are of a step after `WARMUP` steps. Its peak includes what existed before: parameters, buffers, and the
-    state of the optimizer; images are not included. "same bits" is 1 if all parameters are bit-identical to those
-    of plain training after the warm-up.
+    Bytes are measured after `WARMUP` steps. The whole peak includes parameters, buffers and the state of the optimizer,
+    but not the images. "same bits" is 1 if all parameters are bit-identical to plain training after the warm-up. On the
+    meta device, tensors are counted and nothing is timed.
 
     Args:
     - `model`: the network; copies of it are trained.
     - `forward_of`: returns a function that computes the loss of a copy.
     - `optimizer`: the name of an optimizer of torch.optim.
-    - `rounds`: interleaved timings of each step; 0: none, as on the meta device.
+    - `rounds`: interleaved timings of each step; 0 measures no times.
     """
     if optimizer not in PER_PARAMETER:
-        raise ConfigError(f"{optimizer} does not update each parameter by itself", "--optimizer", "give AdamW or SGD")
+        what = f"{optimizer} does not update each parameter independently"
+        raise ConfigError(what, "--optimizer", "give AdamW or SGD")
     is_meta = results.device.type == "meta" or next(model.parameters()).is_meta
     steps = {name: _step(model, forward_of, optimizer, name) for name in (PLAIN, PLAIN_RELEASED, LEAN, RELEASED)}
     peaks = {}

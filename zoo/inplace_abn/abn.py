@@ -10,7 +10,13 @@ import torch
 from torch import Tensor, nn
 
 from zoo import layers
-from zoo.inplace_abn.functions import ACT_ELU, ACT_LEAKY_RELU, named, normalize_and_activate, renamed
+from zoo.inplace_abn.functions import (
+    ACT_ELU,
+    ACT_LEAKY_RELU,
+    activation_arguments,
+    normalize_and_activate,
+    rename_activation,
+)
 
 
 class ABN(layers.ABN):
@@ -60,7 +66,7 @@ class ABN(layers.ABN):
             raise TypeError(f"{kind} got activation={activation!r} and {parameters[0]}: leave {parameters[0]} out")
         if "slope" in settings:
             settings["activation_param"] = _activation_param(activation, settings.pop("slope"))
-        return {**settings, **named(activation)}
+        return {**settings, **activation_arguments(activation)}
 
     @property
     def slope(self) -> float:
@@ -73,7 +79,7 @@ class ABN(layers.ABN):
 
     def checked_activation(self) -> tuple[str, float]:
         """Return the name in `zoo.layers` and the parameter of the activation. Raises ValueError if it is unknown."""
-        return renamed(self.activation, self.activation_param) or super().checked_activation()
+        return rename_activation(self.activation, self.activation_param) or super().checked_activation()
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Restore the attributes of a module pickled by any release; add the attributes of later releases."""
@@ -92,7 +98,7 @@ class InPlaceABN(ABN, layers.InPlaceABN):
     """`zoo.layers.InPlaceABN` with the arguments of all releases of inplace_abn, see `ABN`.
 
     With slope 0 the norm is in place, and a ReLU follows in a new tensor: both outputs are saved for backward. The
-    original's backward treats every output of such a layer as positive, so that its gradients are wrong.
+    original treats every output of such a layer as positive in backward, which makes gradients wrong.
     """
 
     def compute(self, x: Tensor, shortcut: Tensor | None = None, activation: tuple[str, float] | None = None) -> Tensor:
@@ -104,8 +110,8 @@ class InPlaceABN(ABN, layers.InPlaceABN):
 class InPlaceABNSync(InPlaceABN, layers.InPlaceABNSync):
     """`zoo.layers.InPlaceABNSync` with the arguments of all releases of inplace_abn, see `ABN`; `group` is the last.
 
-    `devices`, a list or None and the second argument of releases 0.x, is ignored: a process has one device. Alpha of
-    ELU is then 1, as in these releases.
+    `devices`, the second argument of releases 0.x, is a list or None. It is ignored, since a process has one device.
+    Alpha of ELU is then 1, as in these releases.
     """
 
     positional = (*ABN.positional, "group")

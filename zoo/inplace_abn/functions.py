@@ -61,10 +61,10 @@ def inplace_abn_sync(
     return normalize_and_activate(norm, (activation, activation_param))
 
 
-def named(activation: Any) -> dict[str, Any]:
-    """Convert `activation`, a name or a module, to arguments of a norm in `zoo.layers`.
+def activation_arguments(activation: Any) -> dict[str, Any]:
+    """Convert an activation, a name or a module, to arguments of a norm in `zoo.layers`.
 
-    Raises TypeError unless the activation is a name, None, or one of these modules.
+    Raises TypeError unless the activation is a name, None, or a module LeakyReLU, ELU, ReLU or Identity.
     """
     if activation is None or isinstance(activation, str):
         return {"activation": activation or "identity"}
@@ -81,16 +81,16 @@ def named(activation: Any) -> dict[str, Any]:
     )
 
 
-def renamed(activation: str | None, activation_param: float) -> tuple[str, float] | None:
-    """Return name and parameter of an activation in `zoo.layers`; None if they are the same."""
+def rename_activation(activation: str | None, activation_param: float) -> tuple[str, float] | None:
+    """Return name and parameter of an activation in `zoo.layers`; None if they do not change."""
     if activation in (ACT_NONE, None):
         return "identity", activation_param
     return (ACT_RELU, 0.0) if activation == ACT_LEAKY_RELU and activation_param == 0 else None
 
 
 def normalize_and_activate(norm: Callable[[tuple[str, float]], Tensor], activation: tuple[str, float]) -> Tensor:
-    """Call ``norm`` with the renamed activation. ReLU has no inverse and follows the norm in a new tensor."""
-    other = renamed(*activation)
+    """Call ``norm`` with the renamed activation. ReLU has no inverse, so it follows the norm in a new tensor."""
+    other = rename_activation(*activation)
     if other and other[0] == ACT_RELU:
         return F.relu(norm(("identity", 0.0)))
     return norm(other or activation)
