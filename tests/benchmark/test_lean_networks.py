@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from itertools import pairwise
 from pathlib import Path
 
 import pytest
 import torch
-from torch import Tensor, nn
-from torch.nn import functional as F
+from torch import Tensor
 
+from tests.remat.programs import Branched
 from zoo.benchmark import lean_networks
 from zoo.benchmark.network_setup import Setup
 from zoo.benchmark.results import Results
@@ -64,42 +63,9 @@ def test_different_bits_are_reported(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert any(note.startswith("resnet18, lean: different bits (step 1, gradient of ") for note in notes)
 
 
-class UNet(nn.Module):
-    """Encoder and decoder; each decoder map is concatenated with the encoder map of its size."""
-
-    def __init__(self, width: int = 8, depth: int = 3) -> None:
-        super().__init__()
-        widths = [width * 2**level for level in range(depth + 1)]
-        self.down = nn.ModuleList(map(twice, [3, *widths[:-1]], widths))
-        self.up = nn.ModuleList(twice(small + large, small) for small, large in pairwise(widths))
-        self.head = nn.Conv2d(width, 2, 1)
-
-    def forward(self, x: Tensor) -> Tensor:
-        maps: list[Tensor] = []
-        for block in self.down:
-            x = block(F.max_pool2d(x, 2) if maps else x)
-            maps.append(x)
-        x = maps.pop()
-        for block in reversed(self.up):
-            x = block(torch.cat([maps.pop(), F.interpolate(x, scale_factor=2.0, mode="bilinear")], 1))
-        out: Tensor = self.head(x)
-        return out
-
-
-def twice(channels: int, width: int) -> nn.Module:
-    sizes = ((channels, width), (width, width))
-    return nn.Sequential(
-        *(
-            layer
-            for size in sizes
-            for layer in (nn.Conv2d(*size, 3, padding=1), nn.BatchNorm2d(width), nn.ReLU(inplace=True))
-        )
-    )
-
-
 def test_peak_of_u_net_exceeds_held_bytes_by_widest_gradients() -> None:
     """At the largest maps, recomputed tensors and gradients are alive at the same time."""
-    model, images = UNet().to("meta"), torch.randn(2, 3, 64, 64, device="meta")
+    model, images = Branched().to("meta"), torch.randn(2, 3, 64, 64, device="meta")
     plain = count_memory(lambda: model(images).square().mean(), model.parameters())
     lean(model)
     found = count_memory(lambda: model(images).square().mean(), model.parameters())

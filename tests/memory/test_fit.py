@@ -142,6 +142,11 @@ def test_one_sample_may_be_the_largest_batch() -> None:
     assert zoo.memory_report(model, x).largest_batch("20KB") == 0
 
 
+def test_no_batch_fits_if_norm_needs_two_samples_and_two_do_not_fit() -> None:
+    model = nn.Sequential(nn.Linear(64, 64), nn.BatchNorm1d(64), nn.GELU()).to("meta")
+    assert zoo.memory_report(model, torch.randn(4, 64, device="meta")).largest_batch("20KB") == 0
+
+
 @pytest.mark.parametrize("memory", [1, 9, 10, 1000, 12345])
 @pytest.mark.parametrize("power", [1, 2])
 def test_largest_number_is_found_by_interpolation(memory: int, power: int) -> None:

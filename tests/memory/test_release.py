@@ -128,8 +128,8 @@ def test_20_steps_are_bit_identical_to_torch(name, options, seed):
             if step == 10:  # like a resumed run
                 optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict()))
         seen.append([*model.state_dict().values(), *average.state_dict().values(), *_states(optimizer)])
-    assert len(seen[0]) == len(seen[1]) > len(network.state_dict())
-    assert all(map(_same, *seen))
+    assert len(seen[0]) > len(network.state_dict())
+    _assert_same(*seen)
 
 
 def _optimizer(model: nn.Module, name: str, options: dict) -> torch.optim.Optimizer:
@@ -148,8 +148,25 @@ def _states(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
             if value is not None]  # fmt: skip
 
 
-def _same(a: torch.Tensor, b: torch.Tensor) -> bool:
-    return torch.equal(bits(a.contiguous()), bits(b.contiguous()))
+def _assert_same(values, others):
+    assert len(values) == len(others) > 0
+    for a, b in zip(values, others, strict=True):
+        assert torch.equal(bits(a.detach().contiguous()), bits(b.detach().contiguous()))
+
+
+def _both(train):
+    """Return the results of a training function without and with released gradients."""
+    results = []
+    for is_released in (False, True):
+        torch.manual_seed(0)
+        results.append(train(is_released))
+    return results
+
+
+def _step(model, optimizer, loss):
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
 
 
 def test_table_has_all_optimizers_and_forty_cases():
@@ -160,20 +177,18 @@ def test_table_has_all_optimizers_and_forty_cases():
 @pytest.mark.filterwarnings("ignore:Sparse invariant checks")  # which Adagrad does not make
 @pytest.mark.parametrize("name", ["SparseAdam", "SGD", "Adagrad"])
 def test_sparse_gradients_are_bit_identical_to_torch(name):
-    torch.manual_seed(0)
-    network, seen = nn.EmbeddingBag(10, 4, sparse=True), []
-    for is_released in (False, True):
-        model = copy.deepcopy(network)
+    def train(is_released):
+        model = nn.EmbeddingBag(10, 4, sparse=True)
         optimizer = getattr(torch.optim, name)(model.parameters(), lr=0.1)
+        before = model.weight.detach().clone()
         if is_released:
             zoo.release_gradients(model, optimizer)
         for step in range(3):
-            model(torch.tensor([[step, 1, 5]])).square().sum().backward()
-            optimizer.step()
-            optimizer.zero_grad()
-        seen.append(model.weight.detach())
-    assert torch.equal(*seen)
-    assert not torch.equal(seen[0], network.weight)
+            _step(model, optimizer, model(torch.tensor([[step, 1, 5]])).square().sum())
+        assert not torch.equal(model.weight, before)
+        return [model.weight]
+
+    _assert_same(*_both(train))
 
 
 def _trained(optimizer_class=torch.optim.SGD, **options):
@@ -189,23 +204,21 @@ def _loss(model: nn.Module, **options: bool) -> torch.Tensor:
 
 
 def test_peak_has_gradients_of_one_layer_only():
-    peaks = []
-    for is_released in (False, True):
+    def peak(is_released):
         model = nn.Sequential(*(nn.Linear(64, 64) for _ in range(16)))
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         if is_released:
             zoo.release_gradients(model, optimizer)
-        memory = count_memory(lambda model=model: model(torch.ones(1, 64)).sum(), model.parameters())
-        peaks.append(memory.peak)
+        return count_memory(lambda: model(torch.ones(1, 64)).sum(), model.parameters()).peak
+
+    plain, released = _both(peak)
     of_layer = 64 * 65 * 4
-    assert peaks[0] >= 16 * of_layer
-    assert peaks[1] <= 2.5 * of_layer
+    assert plain >= 16 * of_layer
+    assert released <= 2.5 * of_layer
 
 
 def test_small_gradients_are_not_released():
-    found = []
-    for is_released in (False, True):
-        torch.manual_seed(0)
+    def train(is_released):
         model = nn.Sequential(nn.Linear(128, 128), nn.LayerNorm(128), nn.Linear(128, 128))
         optimizer = torch.optim.AdamW(model.parameters())
         release = zoo.release_gradients(model, optimizer) if is_released else None
@@ -216,8 +229,9 @@ def test_small_gradients_are_not_released():
                 assert names == [each.name for each in release.slots.values()] == ["0.weight", "2.weight"]
             optimizer.step()
             optimizer.zero_grad()
-        found.append([*model.parameters()])
-    assert all(map(_same, *([each.detach() for each in one] for one in found)))
+        return [*model.parameters()]
+
+    _assert_same(*_both(train))
 
 
 @pytest.mark.parametrize(
@@ -326,53 +340,52 @@ def test_second_loss_is_an_error_even_of_other_parameters():
 
 
 def test_two_losses_are_supported():
-    found = []
-    for number in range(3):
+    def train(losses):
         torch.manual_seed(0)
         model = Net()
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        release = zoo.release_gradients(model, optimizer) if number else None
+        release = None if losses == "plain" else zoo.release_gradients(model, optimizer)
         for _ in range(2):
             output = model(torch.ones(4, 3, 5, 5))
-            with release.accumulate() if number == 2 else nullcontext():
-                if number != 1:
-                    output.square().mean().backward(retain_graph=True)
-            (output.square().mean() + output.abs().mean() if number == 1 else output.abs().mean()).backward()
-            optimizer.step()
-            optimizer.zero_grad()
-        found.append(model.last.weight.detach())
-    assert torch.equal(found[0], found[2])
-    torch.testing.assert_close(found[0], found[1])
+            square, absolute = output.square().mean(), output.abs().mean()
+            if losses == "summed":
+                absolute = square + absolute
+            else:
+                with nullcontext() if release is None else release.accumulate():
+                    square.backward(retain_graph=True)
+            _step(model, optimizer, absolute)
+        return model.last.weight.detach()
+
+    plain, accumulated, summed = map(train, ("plain", "accumulated", "summed"))
+    assert torch.equal(plain, accumulated)
+    torch.testing.assert_close(plain, summed)
 
 
 def test_weight_that_backward_reads_after_its_update_is_an_error():
     model = nn.Linear(4, 4)
-    zoo.release_gradients(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)  # a reference, without which the release is garbage
+    zoo.release_gradients(model, optimizer)
     first = torch.ones(1, 4, requires_grad=True)
     hidden = torch.nn.functional.linear(first * 2, model.weight.detach())  # its backward follows the update
     refused(RuntimeError, model(hidden).sum().backward, "inplace")
 
 
 def test_hooks_of_gradients_and_of_steps_see_what_they_saw():
-    seen = []
-    for is_released in (False, True):
-        torch.manual_seed(0)
+    def train(is_released):
         model, found = Net(), []
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         if is_released:
             zoo.release_gradients(model, optimizer)
-        model.last.bias.register_hook(lambda gradient, found=found: found.append(gradient.sum()))
-        optimizer.register_step_pre_hook(lambda *_, found=found: found.append("before"))
-        optimizer.register_step_post_hook(
-            lambda *_, found=found, model=model: found.append(model.last.bias.detach().sum())
-        )
+        model.last.bias.register_hook(lambda gradient: found.append(gradient.sum()))
+        optimizer.register_step_pre_hook(lambda *_: found.append("before"))
+        optimizer.register_step_post_hook(lambda *_: found.append(model.last.bias.detach().sum()))
         for _ in range(2):
-            _loss(model).backward()
-            optimizer.step()
-            optimizer.zero_grad()
-        seen.append(found)
-    assert seen[0] == seen[1]
-    assert len(seen[0]) == 6
+            _step(model, optimizer, _loss(model))
+        return found
+
+    plain, released = _both(train)
+    assert plain == released
+    assert len(plain) == 6
 
 
 def test_parameters_and_groups_that_come_later_are_released():
@@ -382,14 +395,9 @@ def test_parameters_and_groups_that_come_later_are_released():
     optimizer = torch.optim.SGD([model.conv.weight, *model.last.parameters()], lr=0.1)
     zoo.release_gradients(model, optimizer)
     for _ in range(2):
-        _loss(model).backward()
-        optimizer.step()
+        _step(model, optimizer, _loss(model))
         model.last.requires_grad_(True)
-        optimizer.zero_grad()
-        model.first.zero_grad()
-        model.second.zero_grad()
-        model.branch.zero_grad()
-        model.norm.zero_grad()
+        model.zero_grad()
     optimizer.add_param_group({"params": model.branch.parameters()})
     _loss(model).backward()
     assert isinstance(model.last.weight.grad, ReleasedGradient)

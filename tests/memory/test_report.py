@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections import OrderedDict
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -87,74 +88,52 @@ def clones(x: Tensor, first: nn.Module) -> Tensor:
     return (y * y.clone()).exp() + y.clone().sin() + y.transpose(1, 2).contiguous().exp().mT
 
 
-#: Networks with views of each kind: by unbind, split, chunk, expand, transpose, unfold, slices over time.
-VIEWING: dict[str, Callable[[], nn.Module]] = {
-    "selective scan": lambda: Scalar(selective_scan, nn.Linear(64, 64)),
-    "heads of one clone": lambda: Scalar(heads_of_clone, nn.Linear(64, 192)),
-    "unbind over time": lambda: Scalar(
-        lambda x, first: torch.stack([step.sin() * step.exp() for step in first(x).tanh().unbind(1)]), nn.Linear(64, 64)
-    ),
-    "split": lambda: Scalar(attention_by_heads, nn.Linear(64, 192)),
-    "chunk of a norm": lambda: Scalar(gated, nn.Linear(64, 192)),
-    "expand": lambda: Scalar(
-        lambda x, first: first(x).exp()[:, :, None].expand(-1, -1, 4, -1).sin(), nn.Linear(64, 64)
-    ),
-    "transposed": lambda: Scalar(lambda x, first: first(x).tanh().mT.exp() @ first(x).tanh(), nn.Linear(64, 64)),
-    "windows": lambda: Scalar(lambda x, first: first(x).sigmoid().unfold(1, 8, 4).sin().exp(), nn.Linear(64, 64)),
-    "slices": lambda: Scalar(
-        lambda x, a: (h := a(x).sigmoid())[:, :32].sin() * h[:, 16:48].exp() + h[:, 32:], nn.Linear(64, 64)
-    ),
-    "diagonal": lambda: Scalar(lambda x, first: first(x).exp().diagonal(dim1=1, dim2=2).sin(), nn.Linear(64, 64)),
-    "clones": lambda: Scalar(clones, nn.Linear(64, 64)),
-    "relu in place": lambda: Scalar(lambda x, a, b: F.relu_(a(x)).chunk(2, -1)[0].exp() + b(x), *two_linear()),
-    "one input, many readers": lambda: Scalar(lambda x, a, b: a(h := x.sin()) * b(h) * h.exp(), *two_linear(64)),
-    "dropout": lambda: Scalar(lambda x, a: F.dropout(a(x).relu(), 0.5).view(-1, 32).sin(), nn.Linear(64, 64)),
-    "frozen": lambda: Scalar(
-        lambda x, a, b: F.relu(b(F.relu(a(x.mT)))).chunk(2, 1)[0].exp(), nn.Conv1d(64, 64, 3), frozen_convolution()
-    ),
-    "frozen relu read twice": lambda: Scalar(
-        lambda x, a, b: (h := F.relu(b(a(x.mT)))) * h.exp(), nn.Conv1d(64, 64, 3), frozen_convolution()
-    ),
-    "GRU": lambda: Scalar(lambda x, first: first(x)[0], nn.GRU(64, 64, batch_first=True)),
-    "encoder": lambda: Scalar(lambda x, first: first(x), encoder()),
-    "decoder with dropout": lambda: Scalar(
-        lambda x, first: first(x, x.flip(1)), nn.TransformerDecoderLayer(64, 4, 128, batch_first=True)
-    ),
-    "embedding": lambda: Scalar(
-        lambda x, first: torch.stack([h.exp() for h in first((9 * x[..., 0]).abs().long()).split(16, -1)]),
-        nn.Embedding(100, 256),
-    ),
-    "batch norm": lambda: Scalar(lambda x, *layers: nn.Sequential(*layers)(x.mT), *normed()),
-    "shuffled channels": lambda: Scalar(
-        lambda x, a, b: b(F.channel_shuffle(F.silu(a(x.mT)), 4).flip(1)[:, ::2]),
-        nn.Conv1d(64, 64, 3),
-        nn.Conv1d(32, 8, 1),
-    ),
-}
+def linear(outputs: int = 64) -> nn.Module:
+    return nn.Linear(64, outputs)
 
 
-def two_linear(width: int = 128) -> list[nn.Module]:
-    return [nn.Linear(64, width), nn.Linear(64, 64)]
+def conv(inputs: int = 64, outputs: int = 64, size: int = 3) -> nn.Module:
+    return nn.Conv1d(inputs, outputs, size)
 
 
-def frozen_convolution() -> nn.Module:
-    return nn.Conv1d(64, 64, 3).requires_grad_(False)
+def frozen() -> nn.Module:
+    return conv().requires_grad_(False)
 
 
-def encoder() -> nn.Module:
-    layer = nn.TransformerEncoderLayer(64, 4, 128, dropout=0.0, batch_first=True)
-    return nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+def normed() -> nn.Module:
+    return nn.Sequential(conv(64, 32), nn.BatchNorm1d(32), nn.SiLU(), conv(32), nn.BatchNorm1d(64), nn.ReLU(True))
 
 
-def normed() -> list[nn.Module]:
-    return [
-        nn.Conv1d(64, 32, 3),
-        nn.BatchNorm1d(32),
-        nn.SiLU(),
-        nn.Conv1d(32, 64, 3),
-        nn.BatchNorm1d(64),
-        nn.ReLU(True),
-    ]
+#: Functions of an input and layers with views of each kind: by unbind, split, chunk, expand, transpose, unfold, slices.
+VIEWING: dict[str, tuple[Callable[..., Any], ...]] = {
+    "selective scan": (selective_scan, linear),
+    "heads of one clone": (heads_of_clone, partial(linear, 192)),
+    "unbind over time": (lambda x, a: torch.stack([h.sin() * h.exp() for h in a(x).tanh().unbind(1)]), linear),
+    "split": (attention_by_heads, partial(linear, 192)),
+    "chunk of a norm": (gated, partial(linear, 192)),
+    "expand": (lambda x, a: a(x).exp()[:, :, None].expand(-1, -1, 4, -1).sin(), linear),
+    "transposed": (lambda x, a: a(x).tanh().mT.exp() @ a(x).tanh(), linear),
+    "windows": (lambda x, a: a(x).sigmoid().unfold(1, 8, 4).sin().exp(), linear),
+    "slices": (lambda x, a: (h := a(x).sigmoid())[:, :32].sin() * h[:, 16:48].exp() + h[:, 32:], linear),
+    "diagonal": (lambda x, a: a(x).exp().diagonal(dim1=1, dim2=2).sin(), linear),
+    "clones": (clones, linear),
+    "relu in place": (lambda x, a, b: F.relu_(a(x)).chunk(2, -1)[0].exp() + b(x), partial(linear, 128), linear),
+    "one input, many readers": (lambda x, a, b: a(h := x.sin()) * b(h) * h.exp(), linear, linear),
+    "dropout": (lambda x, a: F.dropout(a(x).relu(), 0.5).view(-1, 32).sin(), linear),
+    "frozen": (lambda x, a, b: F.relu(b(F.relu(a(x.mT)))).chunk(2, 1)[0].exp(), conv, frozen),
+    "frozen relu read twice": (lambda x, a, b: (h := F.relu(b(a(x.mT)))) * h.exp(), conv, frozen),
+    "GRU": (lambda x, a: a(x)[0], partial(nn.GRU, 64, 64, batch_first=True)),
+    "encoder": (lambda x, a: a(x), partial(nn.TransformerEncoderLayer, 64, 4, 128, dropout=0.0, batch_first=True)),
+    "decoder": (lambda x, a: a(x, x.flip(1)), partial(nn.TransformerDecoderLayer, 64, 4, 128, batch_first=True)),
+    "embedding": (
+        lambda x, a: torch.stack([h.exp() for h in a((9 * x[..., 0]).abs().long()).split(16, -1)]),
+        partial(nn.Embedding, 100, 256),
+    ),
+    "batch norm": (lambda x, a: a(x.mT), normed),
+    "shuffled channels": (
+        lambda x, a, b: b(F.channel_shuffle(F.silu(a(x.mT)), 4).flip(1)[:, ::2]), conv, partial(conv, 32, 8, 1)
+    ),
+}  # fmt: skip
 
 
 @pytest.mark.filterwarnings("ignore::zoo.remat.limit.BelowFloor")
@@ -162,7 +141,8 @@ def normed() -> list[nn.Module]:
 @pytest.mark.parametrize("name", VIEWING)
 def test_bytes_equal_bytes_held_by_allocator(name: str, budget: float | None) -> None:
     torch.manual_seed(0)
-    model, x = VIEWING[name](), torch.randn(8, 64, 64)
+    function, *layers = VIEWING[name]
+    model, x = Scalar(function, *(build() for build in layers)), torch.randn(8, 64, 64)
     report = zoo.memory_report(model, x, budget=budget)
     measured = [measure_memory(lambda: model(x), model.parameters()).held]
     lean(model, budget)
@@ -338,42 +318,27 @@ def test_dict_counts_as_one_input() -> None:
         zoo.memory_report(OfDict(64, 32), {"y": x})
 
 
-class Images:
-    """A batch in an object."""
+class Batch:
+    """Images in an object."""
 
-    def __init__(self, size: int) -> None:
-        self.tensors, self.names = {"images": torch.ones(size, 64)}, ["one"]
+    def __init__(self, images: Tensor) -> None:
+        self.tensors = {"images": images}
 
 
-@pytest.mark.parametrize("kind", [Images, lambda size: [Images(size)], lambda size: {"first": (Images(size),)}])
-def test_inputs_in_objects_are_copied_and_not_counted(kind: Callable[[int], Any]) -> None:
+@pytest.mark.parametrize("pack", [Batch, lambda x: [Batch(x)], lambda x: {"first": (Batch(x),)}])
+def test_inputs_in_objects_are_copied_and_not_counted(pack: Callable[[Tensor], Any]) -> None:
     class Overwriting(nn.Linear):
         def forward(self, batch: Any) -> Tensor:
-            batch = batch["first"] if isinstance(batch, dict) else batch
-            batch = batch[0] if isinstance(batch, (list, tuple)) else batch
-            return super().forward(batch.tensors["images"].mul_(2)).exp()
+            while not isinstance(batch, (Batch, Tensor)):
+                batch = batch["first"] if isinstance(batch, dict) else batch[0]
+            return super().forward((batch.tensors["images"] if isinstance(batch, Batch) else batch).mul_(2)).exp()
 
-    model, batch = Overwriting(64, 64), kind(128)
-    report = zoo.memory_report(model, batch)
-    images = batch["first"] if isinstance(batch, dict) else batch
-    images = images[0] if isinstance(images, (list, tuple)) else images
-    assert bool((images.tensors["images"] == 1).all())
+    model, x = Overwriting(64, 64), torch.ones(128, 64)
+    report = zoo.memory_report(model, pack(x))
+    assert bool((x == 1).all())
     assert report.plain == 4 * 128 * 64
-    assert report.plain_peak == zoo.memory_report(WithoutObject(model), torch.ones(128, 64)).plain_peak
+    assert report.plain_peak == zoo.memory_report(model, x).plain_peak
     assert report.largest_batch("1MB") > 128
-
-
-class WithoutObject(nn.Module):
-    """Calls a network with an image in an object."""
-
-    def __init__(self, model: nn.Module) -> None:
-        super().__init__()
-        self.model = model
-
-    def forward(self, x: Tensor) -> Tensor:
-        batch = Images(0)
-        batch.tensors["images"] = x
-        return self.model(batch)
 
 
 def test_all_inputs_are_passed_to_network_and_not_counted() -> None:

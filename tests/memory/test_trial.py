@@ -7,7 +7,6 @@ from collections import deque
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
-from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -74,20 +73,9 @@ def detach(model: Stateful) -> None:
     model.state = model.state.detach()
 
 
-def accumulate_pair(model: Stateful, x: Tensor) -> Tensor:
-    before = x if model.state is None else model.state[1]
-    model.state = before.sin(), before + x
-    return model.state[0]
-
-
 def append(model: Stateful, x: Tensor) -> Tensor:
     model.state.append(x)
     return torch.stack([*model.state]).sum(0)
-
-
-def append_to_object(model: Stateful, x: Tensor) -> Tensor:
-    model.state.states.append(x)
-    return torch.stack(model.state.states).sum(0)
 
 
 def append_mean(model: Stateful, x: Tensor) -> Tensor:
@@ -115,12 +103,6 @@ def overwrite(model: Stateful, x: Tensor) -> Tensor:
 def count(model: Stateful, x: Tensor) -> Tensor:
     model.state += 1
     return x * float(model.state)
-
-
-def warm_up(model: Stateful, x: Tensor) -> Tensor:
-    model.state.add("early" if "late" in model.state else "none")
-    model.state.discard("late")
-    return x * len(model.state | {"late"})
 
 
 def iterate_through_data(model: Stateful, x: Tensor) -> Tensor:
@@ -198,17 +180,10 @@ BUFFERS: dict[str, State] = {
 }
 STATES: dict[str, State] = {
     "history": State(accumulate, reset=detach, has_history=True),
-    "pair": State(
-        accumulate_pair, reset=lambda model: setattr(model, "state", tuple(each.detach() for each in model.state)),
-        has_history=True,
-    ),
     "list": State(append, list, lambda model: model.state.clear(), has_history=True),
     "deque": State(
         append, partial(deque, maxlen=2), lambda model: model.state.extend([each.detach() for each in model.state]),
         has_history=True,
-    ),
-    "object": State(
-        append_to_object, lambda: SimpleNamespace(states=[]), lambda model: model.state.states.clear(), has_history=True
     ),
     "hook": State(record_with_hook, list, lambda model: model.state.clear(), has_history=True),
     "module in a list": State(normalize, lambda: [nn.BatchNorm1d(16)]),
@@ -217,7 +192,6 @@ STATES: dict[str, State] = {
     "overwritten tensor": State(overwrite, lambda: {"sum": [torch.zeros(16)]}),
     "counter": State(count, int),
     "array": State(count, partial(np.zeros, ())),
-    "set": State(warm_up, lambda: {"late"}),
     "parameter through data": State(
         iterate_through_data, lambda: nn.Parameter(torch.ones(16), requires_grad=False)
     ),
@@ -225,7 +199,7 @@ STATES: dict[str, State] = {
     **BUFFERS,
 }  # fmt: skip
 #: States that a check trains: their forward needs no reset.
-CHECKED = ("module in a list", "detached", "overwritten tensor", "counter", "set", "parameter through data", *BUFFERS)
+CHECKED = ("module in a list", "detached", "overwritten tensor", "counter", "parameter through data", *BUFFERS)
 
 
 def built(name: str) -> Stateful:
