@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -46,7 +47,8 @@ def _images(folder: Path, *classes: str) -> ImageFolder:
 
 
 def _match(num_outputs: int, names: Sequence[str] | None, *folders: str) -> Call:
-    return lambda folder: match_classes(_images(folder, *folders), num_outputs, names)
+    kind = ImageFolder.class_kind
+    return lambda root: match_classes(SimpleNamespace(root=root, classes=folders, class_kind=kind), num_outputs, names)
 
 
 def _different_classes(folder: Path) -> None:

@@ -84,7 +84,7 @@ def test_every_difference_is_named_by_kind_and_nothing_is_loaded() -> None:
         "  missing in the file (2): bn1.weight, bn_out.running_var",
         "  unknown to the network (2): conv9.weight, fc.weight",
         "  of another shape (1): conv1.weight: (4, 3, 7, 7) in the file, (4, 3, 3, 3) in the network",
-        "  of another kind of number (1): bn1.bias: torch.int64 in the file, torch.float32 in the network",
+        "  of an incompatible dtype (1): bn1.bias: torch.int64 in the file, torch.float32 in the network",
     ]
 
 

@@ -27,9 +27,9 @@ PLAIN_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 # Classes of timm and torchvision are listed by name, because these packages are optional.
 NORMS_WITH_ACTIVATION = ("BatchNormAct2d", "SyncBatchNormAct")  # timm's norms that call their submodules drop and act
 # These activations save their input for backward; their in-place functions save a copy.
-ACTIVATIONS_THAT_KEEP_INPUT = ("SiLU", "Hardswish", "GELU", "GELUTanh", "Mish", "PReLU")
-FUNCTIONS_THAT_KEEP_INPUT = ("silu", "hardswish", "gelu", "mish", "prelu")
-OTHER_ACTIVATIONS = ("relu", "leaky_relu", "elu", "relu6", "selu", "celu", *FUNCTIONS_THAT_KEEP_INPUT)
+ACTIVATIONS_THAT_SAVE_INPUT = ("SiLU", "Hardswish", "GELU", "GELUTanh", "Mish", "PReLU")
+FUNCTIONS_THAT_SAVE_INPUT = ("silu", "hardswish", "gelu", "mish", "prelu")
+OTHER_ACTIVATIONS = ("relu", "leaky_relu", "elu", "relu6", "selu", "celu", *FUNCTIONS_THAT_SAVE_INPUT)
 
 # Reason why a norm cannot be converted -> remedy. The error lists the reasons next to the names.
 SUBCLASS = "replace them with nn.BatchNorm2d, if they are equivalent"
@@ -271,7 +271,7 @@ class _Planner:
         if form := self._form_of(_activation_of(norm.act)):
             self._check_not_overwritten(node)
             return NormPlan(name, norm, *form, inplace=True)
-        if self.in_place and not self._keeps_input(norm.act):
+        if self.in_place and not self._saves_input(norm.act):
             raise _no_form(f"{name}.act", norm.act)
         return NormPlan(name, norm, "identity", LEAKY_RELU_SLOPE, True, follower=norm.act)
 
@@ -288,10 +288,10 @@ class _Planner:
                 plan.absorbed = str(last.target)
             elif form and self.in_place:
                 plan.owner = self._owner(name, node, last)
-            elif self.in_place and module is not None and self._keeps_input(module):
+            elif self.in_place and module is not None and self._saves_input(module):
                 plan.follower = module
                 return plan
-            elif self.in_place and not (module is None and self._keeps_input(last)):
+            elif self.in_place and not (module is None and self._saves_input(last)):
                 raise _no_form(str(last.target), module or last)
             if form and (plan.absorbed is not None or plan.owner is not None):
                 plan.activation, plan.activation_param = form
@@ -312,11 +312,11 @@ class _Planner:
             return None if self.relu is None else (self.relu, LEAKY_RELU_SLOPE)
         return activation
 
-    def _keeps_input(self, activation: nn.Module | fx.Node) -> bool:
+    def _saves_input(self, activation: nn.Module | fx.Node) -> bool:
         """Return whether an activation that no norm takes over may follow an in-place norm."""
         if isinstance(activation, nn.Module):
-            return self.partial and type(activation).__name__ in ACTIVATIONS_THAT_KEEP_INPUT
-        return self.partial and function_name(activation).rstrip("_") in FUNCTIONS_THAT_KEEP_INPUT
+            return self.partial and type(activation).__name__ in ACTIVATIONS_THAT_SAVE_INPUT
+        return self.partial and function_name(activation).rstrip("_") in FUNCTIONS_THAT_SAVE_INPUT
 
     def _owner(self, name: str, node: fx.Node, activation: fx.Node) -> str:
         """Return the name of the module whose forward method must be rewritten without the activation."""

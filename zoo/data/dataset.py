@@ -105,7 +105,7 @@ class ImageDataset(Dataset[Sample]):
         raise NotImplementedError
 
     def file_name(self, index: int) -> str:
-        """Return the file name of image ``index`` as text: Path interns its parts, so memory would grow with each."""
+        """Return the file name of image ``index`` as str: Path interns its parts, and memory would grow with each."""
         return os.path.join(self.root, os.fsdecode(self._names[index]))
 
     def targets(self) -> np.ndarray:

@@ -138,7 +138,7 @@ def build_train_loader(
 
 
 def _weighted_order(images: ImageDataset, config: Experiment) -> Callable[[torch.Generator], Tensor] | None:
-    """Return how an epoch draws images by ``input.sampling_train``; None if that is not set."""
+    """Return the function that draws the images of an epoch by ``input.sampling_train``; None if it is not set."""
     setting = config.input.sampling_train
     if setting is None:
         return None
@@ -219,7 +219,7 @@ def _collate_or_fault(samples: list[Sample] | DataError) -> Batch | DataError:
 
 
 def shortage(reason: str) -> str:
-    """Explain the text of an error: data workers lack file descriptors or shared memory, and what to do about it."""
+    """Return what data workers lack by the text of an error, file descriptors or shared memory, and the remedy."""
     if TOO_MANY_FILES.search(reason):
         return "--workers: use fewer workers, or allow more open files with ulimit -n"
     try:

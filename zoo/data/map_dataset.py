@@ -87,7 +87,7 @@ class MapDataset(ImageDataset):
         self.transform = transform
         self.num_classes = num_classes
         self._outputs: list[int] | None = None
-        self._listed: np.ndarray | None = None  # known before the items are read; what they return has to agree
+        self._listed: np.ndarray | None = None  # from an attribute; the labels of items must agree
 
     def remap_targets(self, numbers: Sequence[int]) -> None:
         """Set the target of class i to ``numbers[i]``, before any image is drawn."""
@@ -98,7 +98,7 @@ class MapDataset(ImageDataset):
         return f"item {index} of {self.root}"
 
     def targets(self) -> np.ndarray:
-        """Return the class of each item, see `targets_of`. Raises DataError if that finds none."""
+        """Return the class of each item, see `targets_of`. Raises DataError if it is unknown."""
         found = targets_of(self.dataset)
         if found is None:
             what = "the labels of its items are not known before the items are read"
@@ -183,5 +183,5 @@ def _names_of_parts(dataset: ConcatDataset[Any]) -> list[str]:
 def _check_map_style(dataset: Any) -> None:
     is_map = hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__")
     if not is_map or isinstance(dataset, IterableDataset) or len(dataset) == 0:
-        what = "it is neither a folder nor a data set with items by index"
+        what = "it is neither a folder nor a map-style data set"
         raise DataError(what, type(dataset).__name__, "give a map-style Dataset, with __len__ and __getitem__")

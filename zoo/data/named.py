@@ -54,7 +54,7 @@ def _open_torchvision(data: DataName) -> Datasets:
 
 
 def _first_split(data: DataName, build: Any, splits: Sequence[str]) -> Dataset[Any]:
-    """Build the first of ``splits`` that a data set of torchvision has. Raises DataError if it has none."""
+    """Build the first of ``splits`` that a torchvision data set has. Raises DataError if it has none."""
     reason: BaseException | None = None
     for split in splits:
         try:
@@ -67,7 +67,7 @@ def _first_split(data: DataName, build: Any, splits: Sequence[str]) -> Dataset[A
 
 
 def _build(data: DataName, build: Any, **split: Any) -> Dataset[Any]:
-    """Build a split of a data set of torchvision; one of several processes downloads it."""
+    """Build a split of a torchvision data set. If several processes need it, one downloads it."""
     root = cache_dir() / "torchvision"
     try:
         root.mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -69,14 +69,14 @@ class TrainBatches(Sampler[list[Key]]):
         self.epoch = 0
         self.first_batch = 0
         full, rest = divmod(num_images, batch_size)
-        least = MIN_PER_NORM * accumulate_steps * self._num_replicas
-        if full == 0 and rest < least:
+        min_images = MIN_PER_NORM * accumulate_steps * self._num_replicas
+        if full == 0 and rest < min_images:
             divided = counted(world_size, "process") if replicas is None else f"optimizer.replicas {replicas}"
             where = f"training data with {divided} and optimizer.accumulate_steps {accumulate_steps}"
             what = f"only {counted(num_images, 'image')}, too few for one optimizer step"
-            raise DataError(what, where, f"give at least {counted(least, 'image')}")
-        self.merged = 0 < rest < least
-        self._num_batches = full + (rest >= least)
+            raise DataError(what, where, f"give at least {counted(min_images, 'image')}")
+        self.merged = 0 < rest < min_images
+        self._num_batches = full + (rest >= min_images)
 
     def __len__(self) -> int:
         """The number of batches of an epoch, the same on all processes and independent of ``first_batch``."""
@@ -111,12 +111,15 @@ class TrainBatches(Sampler[list[Key]]):
         for batch in range(first_batch, len(self)):
             start, end = self._bounds(batch)
             for replica in self.own_replicas:
-                places = range(start + replica, end, self._num_replicas)
-                indices = order[places.start : end : places.step].tolist()
+                positions = range(start + replica, end, self._num_replicas)
+                indices = order[positions.start : end : positions.step].tolist()
                 if self.repeats == 1:
                     yield [(epoch, index) for index in indices]
                 else:
-                    yield [(epoch, index, place % self.repeats) for index, place in zip(indices, places, strict=True)]
+                    yield [
+                        (epoch, index, position % self.repeats)
+                        for index, position in zip(indices, positions, strict=True)
+                    ]
 
     def _bounds(self, batch: int) -> tuple[int, int]:
         start = batch * self.batch_size
@@ -158,19 +161,19 @@ class ValBatches(Sampler[list[Key]]):
 
     def num_batches(self, rank: int) -> int:
         """Return the number of batches of a process."""
-        return sum(-(-len(places) // self.batch_size) for places in self._places(rank))
+        return sum(-(-len(positions) // self.batch_size) for positions in self._positions(rank))
 
     def __len__(self) -> int:
         """The number of batches of this process."""
         return self.num_batches(self._rank)
 
     def __iter__(self) -> Iterator[list[Key]]:
-        for places in self._places(self._rank):
-            for start in range(0, len(places), self.batch_size):
-                chosen = places[start : start + self.batch_size]
-                yield [(0, place * self._all // self.num_images) for place in chosen]
+        for positions in self._positions(self._rank):
+            for start in range(0, len(positions), self.batch_size):
+                chosen = positions[start : start + self.batch_size]
+                yield [(0, position * self._all // self.num_images) for position in chosen]
 
-    def _places(self, rank: int) -> list[range]:
+    def _positions(self, rank: int) -> list[range]:
         """Return the positions of the images of each replica that a process runs."""
         step = self._replicas or self._world_size
         own = replicas_of(rank, self._world_size, self._replicas)

@@ -1,6 +1,6 @@
 """Random numbers that depend only on a few integers, not on the process or the time.
 
-Augmentation uses Python's generator: an image needs a dozen numbers, for which torch's takes ten times as long.
+Augmentation uses Python's generator: for the dozen numbers of an image, torch's generator takes ten times as long.
 """
 
 from __future__ import annotations

@@ -90,11 +90,10 @@ def _choose_dilation(arch: Architecture, output_stride: int | None, dilation: An
     if output_stride is None:
         return dilation
     if dilation is not None:
-        raise ConfigError(f"{arch.name}: output_stride and dilation set the same thing; pass one of them")
+        raise ConfigError(f"{arch.name}: output_stride sets dilation; pass one of them")
     if not arch.dilations:
         raise ConfigError(
-            f"{arch.name}: output_stride: the network cannot be dilated, so that its stride is fixed"
-            f"{which_have('dilation')}"
+            f"{arch.name}: output_stride: the network cannot be dilated, so its stride is fixed{which_have('dilation')}"
         )
     if output_stride not in list(arch.dilations):  # the value may be unhashable
         strides = join_names(sorted(arch.dilations))

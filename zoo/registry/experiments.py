@@ -174,7 +174,7 @@ def with_pretrained(
     """Return the network or the experiment that a name stands for, and the name of published weights to start from.
 
     A network of another package gets an option for its weights, and no name of weights. A published variant fixes the
-    layers of its architecture; an experiment of one's own keeps its settings.
+    layers of its architecture; a user's own experiment keeps its settings.
 
     Raises ConfigError for an unknown name and for ``weights``, which would be a second source, and WeightsError for a
     network without published weights, or with several.

@@ -53,8 +53,8 @@ def load_state_dict(model: nn.Module, state_dict: Mapping[str, Tensor], *, sourc
     Missing batch counters become 0. The classifier of the file is not loaded if the model has none, or if the numbers
     of classes differ; this is logged. Negative scales of in-place norms are logged, too.
 
-    Raises WeightsError and leaves the model unchanged if another key is missing or unexpected, if a shape or a kind of
-    number differs, or if a tensor is sparse, quantized or nested.
+    Raises WeightsError and leaves the model unchanged if another key is missing or unexpected, if a shape differs or a
+    dtype is incompatible, or if a tensor is sparse, quantized or nested.
     """
     model_state = model.state_dict()
     state_dict = _checked(model, state_dict, source)
@@ -200,7 +200,7 @@ def _check_same(
             for key in common
             if file_state[key].shape != model_state[key].shape
         ],
-        "of another kind of number": [
+        "of an incompatible dtype": [
             f"{key}: {file_state[key].dtype} in the file, {model_state[key].dtype} in the network"
             for key in common
             if _kind(file_state[key]) != _kind(model_state[key])

@@ -25,7 +25,7 @@ from zoo.weights.safetensors_files import SUFFIX, is_safetensors, read_safetenso
 logger = logging.getLogger("zoo")
 
 ZIP_MAGIC = b"PK\x03\x04"
-# Keys under which trainers save the state dict: this package and most others; many examples; torchvision and timm;
+# Keys of the state dict in the files of trainers: this package and most others; many examples; torchvision and timm;
 # PySlowFast.
 STATE_DICT_KEYS = "state_dict", "model_state_dict", "model", "model_state"
 # Keys of moving averages of the weights (trainers validate the average): this package; timm; torchvision, ConvNeXt.
@@ -33,7 +33,7 @@ AVERAGE_KEYS = "ema", "state_dict_ema", "model_ema"
 # Prefixes of wrappers: DataParallel and DistributedDataParallel; torch.compile. They may be nested in any order.
 WRAPPERS = "module.", "_orig_mod."
 NUM_AVERAGED = "n_averaged"  # the counter of torch.optim.swa_utils.AveragedModel
-COUNTERS_OF_THOP = "total_ops", "total_params"  # buffers that this package leaves in each layer
+COUNTERS_OF_THOP = "total_ops", "total_params"  # buffers that thop leaves in each layer
 GIT_LFS = b"version https://git-lfs"
 PARTS = "body", "head", "cls"  # the published segmentation model has one state dict for each part
 # torch's message about a function or class that weights_only forbids.
@@ -131,7 +131,7 @@ def extract_state_dict(content: dict[Any, Any], path: str | os.PathLike[str]) ->
     _refuse_repeated_values(content, path)
     counters = [name for name in content if name.rpartition(".")[2] in COUNTERS_OF_THOP]
     if counters:
-        logger.warning("%s: without the counters of the package thop (%s)", path, join_names(counters))
+        logger.warning("%s: dropped the counters of the package thop (%s)", path, join_names(counters))
     content = {name: tensor for name, tensor in content.items() if name != NUM_AVERAGED and name not in counters}
     return published_keys({key: tensor.detach() for key, tensor in content.items()}, escape(path))
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import codecs
 import errno
 import io
-import json
 import os
 import subprocess
 import sys
@@ -18,7 +17,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.data.sample_images import CLASSES, small_experiment
+from tests.data.sample_images import small_experiment
 from tests.refusals import refused
 from zoo.cli import main
 from zoo.data.dataset import ImageFolder, open_source
@@ -90,34 +89,6 @@ def test_window_shuffles_shards_and_images_of_few_of_them(originals: Path) -> No
     assert len(seen) == 20
     whole, generator = source.order(torch.Generator().manual_seed(1), None), torch.Generator().manual_seed(1)
     assert torch.equal(whole, torch.randperm(21, generator=generator))
-
-
-@pytest.mark.usefixtures("small_networks")
-def test_zoo_trains_and_validates_on_shards_as_on_folder(
-    originals: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """The order of the images differs, but not the score of the same weights, which know the names of the classes."""
-    content = {
-        "network": {"arch": "resnet18", "classes": 3},
-        "input": {"crop_train": 8, "scale_val": 12, "crop_val": 8},
-        "optimizer": {"batch_size": 7, "schedule": {"epochs": 1}},
-    }
-    config, log = tmp_path / "a.json", tmp_path / "log"
-    config.write_text(json.dumps(content))
-    checkpoint = str(log / "checkpoint.pth.tar")
-    assert main(["train", str(config), str(originals / "shards"), "--log-dir", str(log), "-j", "0"]) == 0
-    scores = []
-    for kind in ("folder", "shards"):
-        words = ["--weights", checkpoint, "-j", "0", "--json", str(tmp_path / kind)]
-        assert main(["validate", str(config), str(originals / kind), *words]) == 0
-        result = json.loads((tmp_path / kind).read_text())
-        scores.append([result[key] for key in ("top1", "top5", "loss", "count")])
-    assert scores[0] == scores[1]
-    assert main(["data", "check", str(config), str(originals / "shards")]) == 0
-    capsys.readouterr()
-    assert main(["predict", checkpoint, str(originals / "folder/val/ant/000.png"), "--top", "3"]) == 0
-    printed = capsys.readouterr().out
-    assert all(name in printed for name in CLASSES)
 
 
 def _write_tar(path: Path, members: dict[str, bytes | tarfile.TarInfo]) -> None:

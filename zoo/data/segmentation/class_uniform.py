@@ -55,17 +55,17 @@ class ClassUniform:
 
     def draw(self, generator: Random) -> tuple[int, int]:
         """Return a class and the index of an image that contains it."""
-        place = generator.randrange(len(self._classes))
-        start, end = self._starts[place], self._starts[place + 1]
-        return int(self._classes[place]), int(self._images[start + generator.randrange(int(end - start))])
+        choice = generator.randrange(len(self._classes))
+        start, end = self._starts[choice], self._starts[choice + 1]
+        return int(self._classes[choice]), int(self._images[start + generator.randrange(int(end - start))])
 
 
 def draw_pixel(classes: np.ndarray, number: int, generator: Random) -> Pixel | None:
     """Return a random pixel of class ``number``; None if there is none."""
-    places = np.flatnonzero(classes == number)
-    if not len(places):
+    positions = np.flatnonzero(classes == number)
+    if not len(positions):
         return None
-    row, column = divmod(int(places[generator.randrange(len(places))]), classes.shape[1])
+    row, column = divmod(int(positions[generator.randrange(len(positions))]), classes.shape[1])
     return Pixel(row, column)
 
 

@@ -146,8 +146,8 @@ class _Axis(NamedTuple):
 def _drawn_axis(side: int, factor: float, crop: int, pixel: int | None, generator: Random) -> _Axis:
     """Draw an extent of ``crop`` pixels that contains the resized ``pixel``, if given."""
     scaled = max(1, round(side * factor))
-    least, most = 0, max(0, scaled - crop)
+    low, high = 0, max(0, scaled - crop)
     if pixel is not None:
-        place = (2 * pixel + 1) * scaled // (2 * side)
-        least, most = max(least, place - crop + 1), min(most, place)
-    return _Axis(side, scaled, generator.randint(least, most), min(crop, scaled))
+        position = (2 * pixel + 1) * scaled // (2 * side)
+        low, high = max(low, position - crop + 1), min(high, position)
+    return _Axis(side, scaled, generator.randint(low, high), min(crop, scaled))

@@ -72,15 +72,15 @@ def find_names(root: Path, endings: Sequence[str] = EXTENSIONS, recursive: bool 
         first = searched.setdefault((status.st_dev, status.st_ino), folder)
         if first != folder:
             raise DataError(f"it is the same folder as {escape(first)}", folder, "remove the link between them")
-        place = "" if folder == os.fspath(root) else os.path.relpath(folder, root)
+        relative = "" if folder == os.fspath(root) else os.path.relpath(folder, root)
         folders[:] = [name for name in folders if recursive and not name.startswith(".")]
-        listed.append((place.partition(os.sep)[0], place, files))
+        listed.append((relative.partition(os.sep)[0], relative, files))
     images: list[str] = []
     others: list[str] = []
-    for _, place, files in sorted(listed):
+    for _, relative, files in sorted(listed):
         for name in sorted(files):
             is_image = name.lower().endswith(lowered) and not name.startswith(".")
-            (images if is_image else others).append(os.path.join(place, name))
+            (images if is_image else others).append(os.path.join(relative, name))
     return images, others
 
 

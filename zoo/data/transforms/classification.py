@@ -260,8 +260,8 @@ def random_box(
             left = generator.randrange(width - box_width + 1)
             return Box(top, left, box_height, box_width)
     # Elongated images: the largest centered box with an allowed aspect ratio.
-    least, most = ratios
-    box_width, box_height = min(width, round(height * most)), min(height, round(width / least))
+    min_ratio, max_ratio = ratios
+    box_width, box_height = min(width, round(height * max_ratio)), min(height, round(width / min_ratio))
     return Box((height - box_height) // 2, (width - box_width) // 2, box_height, box_width)
 
 
@@ -287,9 +287,9 @@ def _rgb_tensor(image: Tensor) -> Tensor:
         raise DataError(f"a tensor of {image.dtype} does not define white", "zoo.transforms", ACCEPTED)
     else:
         image = image.float()
-        least, most = (value.item() for value in image.aminmax())
-        if not (least >= 0 and most <= 1):  # also true for NaN
-            raise DataError(f"a tensor has values from {least:.4f} to {most:.4f}", "zoo.transforms", ACCEPTED)
+        low, high = (value.item() for value in image.aminmax())
+        if not (low >= 0 and high <= 1):  # also true for NaN
+            raise DataError(f"a tensor has values from {low:.4f} to {high:.4f}", "zoo.transforms", ACCEPTED)
     return image.expand(*image.shape[:-3], 3, -1, -1)
 
 

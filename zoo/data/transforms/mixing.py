@@ -60,9 +60,9 @@ def partners(num_images: int, half: int) -> Tensor:
 
     ``half`` is half the number of images of this replica in a full batch.
     """
-    places = torch.arange(num_images)
-    found = (places + half) % (2 * half)
-    return torch.where((places < 2 * half) & (found < num_images), found, places)
+    positions = torch.arange(num_images)
+    found = (positions + half) % (2 * half)
+    return torch.where((positions < 2 * half) & (found < num_images), found, positions)
 
 
 def mix_images(images: Tensor, mix: Mix, partners: Tensor) -> Tensor:
