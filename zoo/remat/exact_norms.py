@@ -88,9 +88,9 @@ def recipe_of_batch_norm(
 
     The arguments are in two parts: the norm's own, and small ones that nothing else modifies. The function does not
     update running statistics. In training, it needs only their dtype, which selects the kernel. It recomputes norms
-    from their saved mean and inverse standard deviation, in one pass over x: on the CPU as a scale and shift, on CUDA in
-    the order of operations with the bits of the norm. Without Triton, torch's own norms on CUDA run the second of their
-    kernels again. Other norms recompute their statistics.
+    from their saved mean and inverse standard deviation, in one pass over x: on the CPU as a scale and shift, on CUDA
+    in the order of operations with the bits of the norm. Without Triton, torch's own norms on CUDA run the second of
+    their kernels again. Other norms recompute their statistics.
     """
     x, weight, bias, _, _, is_training = args[:6]
     if not is_training:
