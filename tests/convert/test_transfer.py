@@ -160,6 +160,7 @@ RELU = {"arch": "resnet18", "activation": "relu"}
         ),
         (RELU, "resnet18", {"norm": "inplace"}, ConfigError, ['activation = "relu"', '"inplace"', "leaky_relu"]),
         (RELU, "resnet34", {"activation": "leaky_relu"}, WeightsError, ["arch='resnet18'", "arch='resnet34'"]),
+        (RELU, "resnet34_ipabn-sync_lr_512", {}, WeightsError, ["w.pth", "arch='resnet18'", "arch='resnet34'"]),
         ({"arch": "resnext50", "input_3x3": True}, "resnext50", {"input_3x3": False}, WeightsError, ["input_3x3"]),
     ],
 )

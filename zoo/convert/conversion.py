@@ -89,7 +89,7 @@ def source_spec(state_dict: StateDict, network: str | Spec, conversion: str) -> 
     for key, value in REQUIRED_SETTINGS.get(conversion, {}).items():
         found = getattr(spec, key)
         if found != value and (found, value) != ("sync", "inplace"):
-            raise ConversionError(f"{conversion} is for networks with {key}={value!r}, and this has {found!r}")
+            raise ConversionError(f"{conversion} requires {key}={value!r}, and the network has {found!r}")
     num_classes = count_source_classes(state_dict, spec, conversion, f"the state dict given for {spec.arch}")
     changes = {} if num_classes == spec.num_classes else {"num_classes": num_classes}
     return spec.changed(**changes, memory="auto")

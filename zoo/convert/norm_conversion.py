@@ -58,8 +58,8 @@ class NormPlan:
     - `activation`, `activation_param`, `inplace`: settings of the new norm.
     - `absorbed`: name of the activation module that the new norm takes over, if nothing else calls it.
     - `owner`: otherwise, name of the module whose forward method calls the activation and will be rewritten.
-    - `follower`: an activation that stays: a submodule of the norm, or a module after it that must not overwrite its
-      input.
+    - `follower`: an activation that is not absorbed: a submodule of the norm, or a module after it. It must not
+      overwrite its input.
     - `producer`: name of the convolution or linear layer whose filters of ``num_negative`` negative scales are negated.
     - `num_clamped`: number of scales that cannot be represented and become eps.
     """

@@ -82,9 +82,9 @@ def as_traceable(module: nn.Module) -> nn.Module:
     forward = vars(module).get("forward")
     if not isinstance(forward, Rewritten):
         return module
-    twin = copy.copy(module)
-    twin.__class__ = type(type(module).__name__, (type(module),), {"forward": forward.function})
-    return twin
+    copied = copy.copy(module)
+    copied.__class__ = type(type(module).__name__, (type(module),), {"forward": forward.function})
+    return copied
 
 
 def takes_optional_arguments(module: nn.Module) -> bool:

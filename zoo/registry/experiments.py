@@ -134,7 +134,7 @@ def experiment_for(
     replaced: Mapping[str, Any] | None = None,
     weights: str | os.PathLike[str] | None = None,
 ) -> Experiment:
-    """Return the experiment with this name or path; for a network, the default experiment with ``settings``.
+    """Return the experiment of this name or path; for a network, the default experiment with ``settings``.
 
     The default experiment has as many classes as ``data``. For an architecture with ``weights``, it prepares images as
     for these weights, see `_images_of`. ``replaced`` are the ``settings`` of `zoo.train`, which documents the other

@@ -95,7 +95,7 @@ class Shards:
         arrays = index.arrays
         self.names, self.targets = arrays["names"], arrays["targets"]
         self._shards = arrays["shards"]
-        self.details = self.targets, arrays["lengths"], arrays["checksums"]  # with the names, these identify the images
+        self.details = self.targets, arrays["lengths"], arrays["checksums"]  # identify the images, with the names
         self.classes = [str(name) for name in self._index.header["classes"]]
         check_filled(root, self.classes, np.unique(self.targets).tolist(), allow_empty_classes)
 
