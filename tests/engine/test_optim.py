@@ -29,12 +29,12 @@ class _Net(nn.Module):
         self.fc = nn.Linear(4, 2)
 
 
-def _built(model: nn.Module, **settings: Any) -> dict[str, tuple[float, float]]:
-    """Return rate and decay by parameter name; fails if a parameter is in two groups."""
+def built(model: nn.Module, **settings: Any) -> dict[str, tuple[float, float]]:
+    """Return rate, to nine digits, and decay by parameter name; fails if a parameter is in two groups."""
     optimizer = build_optimizer(model, Optimizer.model_validate(settings))
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     found = [
-        (names[id(parameter)], (group["lr"], group["weight_decay"]))
+        (names[id(parameter)], (float(f"{group['lr']:.9g}"), group["weight_decay"]))
         for group in optimizer.param_groups
         for parameter in group["params"]
     ]
@@ -46,11 +46,11 @@ def _built(model: nn.Module, **settings: Any) -> dict[str, tuple[float, float]]:
 def test_by_default_all_parameters_share_rate_and_decay() -> None:
     model = _Net()
     names = [name for name, _ in model.named_parameters()]
-    assert _built(model, learning_rate=0.2, weight_decay=1e-3) == dict.fromkeys(names, (0.2, 1e-3))
+    assert built(model, learning_rate=0.2, weight_decay=1e-3) == dict.fromkeys(names, (0.2, 1e-3))
 
 
 def test_classifier_has_its_own_rate_and_norms_no_decay_when_asked() -> None:
-    groups = _built(_Net(), learning_rate=0.2, classifier_lr=0.01, weight_decay=1e-3, decay_norms=False)
+    groups = built(_Net(), learning_rate=0.2, classifier_lr=0.01, weight_decay=1e-3, decay_norms=False)
     norms = ["bn.weight", "bn.bias", "bn2.weight", "bn2.bias", "layer_norm.weight", "layer_norm.bias"]
     assert groups == {
         "conv.weight": (0.2, 1e-3),
@@ -72,7 +72,7 @@ class _WithAnswer(_WithHead):
         return self.readout, self.body  # like distilled networks of timm
 
 
-def _on_meta(name: str, **options: Any) -> nn.Module:
+def on_meta(name: str, **options: Any) -> nn.Module:
     with torch.device("meta"):
         return zoo.get(name, **options)
 
@@ -80,7 +80,7 @@ def _on_meta(name: str, **options: Any) -> nn.Module:
 LINEAR = ("weight", "bias")
 CLASSIFIERS: dict[str, tuple[Callable[[], nn.Module], str | tuple[str, ...]]] = {
     **{
-        name: (partial(_on_meta, name), classifier)
+        name: (partial(on_meta, name), classifier)
         for name, classifier in {
             "resnet18": "classifier.fc",
             "revcol_tiny": "cls.classifier.1",
@@ -109,19 +109,19 @@ CLASSIFIERS: dict[str, tuple[Callable[[], nn.Module], str | tuple[str, ...]]] = 
 def test_classifier_rate_reaches_classifier_of_every_network(
     build: Callable[[], nn.Module], classifier: str | tuple[str, ...]
 ) -> None:
-    rates = {name: lr for name, (lr, _) in _built(build(), learning_rate=0.2, classifier_lr=0.01).items()}
+    rates = {name: lr for name, (lr, _) in built(build(), learning_rate=0.2, classifier_lr=0.01).items()}
     names = (classifier,) if isinstance(classifier, str) else classifier
     assert {name for name, lr in rates.items() if lr == 0.01} == {f"{name}.{key}" for name in names for key in LINEAR}
 
 
 def test_classifier_rate_reaches_classifier_of_timms_network() -> None:
     pytest.importorskip("timm")
-    rates = _built(_on_meta("timm:convnext_atto"), classifier_lr=0.01)
+    rates = built(on_meta("timm:convnext_atto"), classifier_lr=0.01)
     assert [name for name, (lr, _) in rates.items() if lr == 0.01] == ["head.fc.weight", "head.fc.bias"]
 
 
 def test_decay_can_spare_norms_and_biases() -> None:
-    groups = _built(_Net(), weight_decay=1e-3, decay_norms=False, decay_biases=False)
+    groups = built(_Net(), weight_decay=1e-3, decay_norms=False, decay_biases=False)
     assert {name for name, (_, decay) in groups.items() if decay} == {"conv.weight", "fc.weight"}
 
 
@@ -129,7 +129,7 @@ def test_frozen_parameters_are_skipped_and_shared_ones_come_once() -> None:
     model = _Net()
     model.bn.requires_grad_(False)
     model.twin = model.fc  # type: ignore[assignment]
-    groups = _built(model)
+    groups = built(model)
     assert not any(name.startswith("bn.") for name in groups)
     assert "fc.weight" in groups
 
@@ -154,7 +154,7 @@ def test_each_optimizer_of_torch_takes_steps_of_its_own_class(name: str) -> None
 def test_model_method_no_weight_decay_is_respected() -> None:
     model = _Net()
     model.no_weight_decay = lambda: {"conv.weight"}  # type: ignore[assignment]  # like networks of timm
-    assert [name for name, (_, decay) in _built(model, weight_decay=0.1).items() if not decay] == ["conv.weight"]
+    assert [name for name, (_, decay) in built(model, weight_decay=0.1).items() if not decay] == ["conv.weight"]
 
 
 EPOCHS, STEPS = 9, 7

@@ -82,19 +82,25 @@ def test_group_has_requested_backend(monkeypatch: pytest.MonkeyPatch, asked: str
     assert opened == ([asked or {"cpu": "gloo", "cuda": "nccl"}[device]] if is_possible else [])
 
 
-@pytest.mark.parametrize(
-    ("name", "value", "words"),
-    [
-        *((name, None, ["RANK and WORLD_SIZE"]) for name in ("RANK", "WORLD_SIZE")),
-        *((name, "two", [f"environment: {name}='two'"]) for name in list(TWO_RANKS)[:3]),
-        ("RANK", "3", ["environment: RANK=3", "WORLD_SIZE=2"]),
+PORTS = ("0", "65536", "-1", "ssh", "1e3", "9" * 5000)
+ENVIRONMENTS: list[tuple[str, str | None, list[str]]] = [
+    *[(name, None, ["RANK and WORLD_SIZE"]) for name in ("RANK", "WORLD_SIZE")],
+    *[(name, "two", [f"environment: {name}='two'"]) for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK")],
+    ("RANK", "3", ["environment: RANK=3", "WORLD_SIZE=2"]),
+    *[
+        (name, value, ["environment: ", f"not {name};", "torchrun"])
+        for name in ("MASTER_ADDR", "MASTER_PORT")
+        for value in (None, "")
     ],
-)
+    *[("MASTER_PORT", port, [f"environment: MASTER_PORT='{port[:100]}", "1 to 65535"]) for port in PORTS],
+]
+
+
+@pytest.mark.parametrize(("name", "value", "words"), ENVIRONMENTS, ids=lambda value: str(value)[:20])
 def test_invalid_environment_raises(
     monkeypatch: pytest.MonkeyPatch, name: str, value: str | None, words: list[str]
 ) -> None:
-    variables = {**TWO_RANKS, name: value}
-    _set(monkeypatch, {key: each for key, each in variables.items() if each is not None})
+    _set(monkeypatch, {key: each for key, each in {**TWO_RANKS, name: value}.items() if each is not None})
     refused(ConfigError, _open, *words)
 
 

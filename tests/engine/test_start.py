@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import shutil
-from functools import partial
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -66,33 +66,65 @@ def test_auto_falls_back_when_save_died_between_its_two_renames(
     assert caplog.messages[0] == f"there is no {tmp_path / CHECKPOINT}"
 
 
-def test_auto_never_restarts_over_damaged_checkpoints(tmp_path: Path) -> None:
+def _schedule(epochs: int) -> dict[str, Any]:
+    return {"schedule": {"type": "cosine", "mode": "step", "epochs": epochs, "warmup_epochs": 0.5}}
+
+
+def _damage_both(folder: Path) -> None:
+    _damage(folder / CHECKPOINT)
+    _damage(folder / PREVIOUS)
+
+
+def _change(**changes: Any) -> Callable[[Path], None]:
+    """Return a function that replaces entries of the newest checkpoint."""
+    return lambda folder: write({**read(folder / CHECKPOINT), **changes}, folder, is_best=False)
+
+
+def _remove_setting(folder: Path) -> None:
+    content = read(folder / CHECKPOINT)
+    del content["config"]["network"]["memory"]
+    write(content, folder, is_best=False)
+
+
+def _keep(folder: Path) -> None:
+    pass
+
+
+REFUSALS: dict[str, tuple[Callable[[Path], object], dict[str, Any], tuple[str, ...]]] = {
+    "both damaged": (_damage_both, {}, (CHECKPOINT, PREVIOUS, "no good checkpoint")),
+    "missing path": (_keep, {"resume": "missing.pth"}, ("missing.pth: ",)),
+    "damaged path": (_damage_both, {"resume": CHECKPOINT}, (f"{CHECKPOINT}: ",)),
+    "other settings": (
+        _keep,
+        {"config": make_config(optimizer={"learning_rate": 0.5}, seed=4)},
+        ("optimizer.learning_rate: 0.05 before and 0.5 now, seed: 0 before and 4 now", "--weights"),
+    ),
+    "fewer epochs": (
+        _keep,
+        {"config": make_config(optimizer=_schedule(2))},
+        ("optimizer.schedule.epochs: 3 before and 2 now",),
+    ),
+    "setting that the checkpoint lacks": (
+        _remove_setting,
+        {"config": make_config(network={"memory": "plain"})},
+        ("network.memory: 'auto' before and 'plain' now",),
+    ),
+    "other number of processes": (_change(world_size=2), {}, ("2 process(es)", "has 1")),
+}
+
+
+@pytest.mark.parametrize(("change", "options", "names"), REFUSALS.values(), ids=REFUSALS)
+def test_unsuitable_checkpoint_raises(
+    change: Callable[[Path], object],
+    options: dict[str, Any],
+    names: tuple[str, ...],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
     _save_steps(tmp_path, 1, 2)
-    _damage(tmp_path / CHECKPOINT)
-    _damage(tmp_path / PREVIOUS)
-    refused(CheckpointError, lambda: _start(tmp_path, resume="auto"), CHECKPOINT, PREVIOUS)
-
-
-def test_missing_or_damaged_path_raises(tmp_path: Path) -> None:
-    _save_steps(tmp_path, 1, 2)
-    _damage(tmp_path / CHECKPOINT)
-    for name in ("missing.pth", CHECKPOINT):
-        path = str(tmp_path / name)
-        refused(CheckpointError, partial(_start, tmp_path, resume=path), f"{path}: ")
-
-
-def test_changed_settings_raise_with_both_values(tmp_path: Path) -> None:
-    _save_steps(tmp_path, 1)
-    changed = make_config(optimizer={"learning_rate": 0.5}, seed=4)
-    names = "optimizer.learning_rate: 0.05 before and 0.5 now, seed: 0 before and 4 now", "--weights"
-    refused(CheckpointError, lambda: _start(tmp_path, config=changed, resume="auto"), *names)
-    shorter = make_config(optimizer=_schedule(2))
-    names = ("optimizer.schedule.epochs: 3 before and 2 now",)
-    refused(CheckpointError, lambda: _start(tmp_path, config=shorter, resume="auto"), *names)
-
-
-def _schedule(epochs: int, kind: str = "cosine") -> dict[str, Any]:
-    return {"schedule": {"type": kind, "mode": "step", "epochs": epochs, "warmup_epochs": 0.5}}
+    change(tmp_path)
+    refused(CheckpointError, lambda: _start(tmp_path, **{"resume": "auto", **options}), *names)
 
 
 def test_settings_without_effect_on_computation_may_change(tmp_path: Path) -> None:
@@ -104,27 +136,14 @@ def test_settings_without_effect_on_computation_may_change(tmp_path: Path) -> No
 
 def test_checkpoint_without_new_setting_resumes_with_default(tmp_path: Path) -> None:
     _save_steps(tmp_path, 1)
-    content = read(tmp_path / CHECKPOINT)
-    del content["config"]["network"]["memory"]
-    write(content, tmp_path, is_best=False)
+    _remove_setting(tmp_path)
     assert _start(tmp_path, resume="auto").step == 1
-    plain = make_config(network={"memory": "plain"})
-    names = ("network.memory: 'auto' before and 'plain' now",)
-    refused(CheckpointError, lambda: _start(tmp_path, config=plain, resume="auto"), *names)
-
-
-def test_another_number_of_processes_raises(tmp_path: Path) -> None:
-    _save_steps(tmp_path, 1)
-    content = read(tmp_path / CHECKPOINT)
-    write({**content, "world_size": 2, "ranks": content["ranks"] * 2}, tmp_path, is_best=False)
-    refused(CheckpointError, lambda: _start(tmp_path, resume="auto"), "2 process(es)", "has 1")
 
 
 def test_another_thread_count_and_torch_version_are_noticed(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     _save_steps(tmp_path, 1)
-    changes = {"num_threads": 99, "torch_version": "0.4.1"}
-    write({**read(tmp_path / CHECKPOINT), **changes}, tmp_path, is_best=False)
+    _change(num_threads=99, torch_version="0.4.1")(tmp_path)
     _start(tmp_path, resume="auto")
     assert any(message.startswith("threads: 99 at the checkpoint") for message in caplog.messages)
     assert any(message.startswith("torch: 0.4.1 at the checkpoint") for message in caplog.messages)
@@ -170,8 +189,7 @@ def test_all_ranks_resume_or_fail_with_rank_0(tmp_path: Path) -> None:
     first, second = run_distributed(_start_on_rank, 2, [str(folder) for folder in folders])
     assert first == second
     assert first[0] == 4
-    _damage(folders[0] / CHECKPOINT)
-    _damage(folders[0] / PREVIOUS)
+    _damage_both(folders[0])
     first, second = run_distributed(_start_on_rank, 2, [str(folder) for folder in folders])
     assert first == second
     assert "no good checkpoint" in str(first[0])

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -102,10 +103,7 @@ def test_worker_stacks_batch_in_shared_memory(tmp_path: Path, monkeypatch: pytes
 def test_worker_without_shared_memory_names_remedy(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reason: str, advice: str
 ) -> None:
-    def fail(*args: Any) -> Any:
-        raise RuntimeError(reason)
-
-    monkeypatch.setattr("zoo.data.dataset.default_collate", fail)
+    monkeypatch.setattr("zoo.data.dataset.default_collate", Mock(side_effect=RuntimeError(reason)))
     assert "\n" not in refused(DataError, lambda: next(iter(_loader("train", tmp_path))), advice, "--workers")
 
 
@@ -123,8 +121,6 @@ def test_limit_of_open_files_names_remedy(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def test_workers_that_cannot_start_name_way_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(self: Any) -> Any:
-        raise OSError(28, "No space left on device")  # raised when a semaphore is created
-
-    monkeypatch.setattr("torch.utils.data.DataLoader.__iter__", fail)
+    no_semaphore = Mock(side_effect=OSError(28, "No space left on device"))
+    monkeypatch.setattr("torch.utils.data.DataLoader.__iter__", no_semaphore)
     refused(DataError, lambda: iter(_loader("train", tmp_path)), "/dev/shm has")
