@@ -17,7 +17,6 @@ from unittest import mock
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 
 from tests.data.sample_labels import make_labeled
@@ -35,15 +34,15 @@ from tests.engine.tiny import (
     run,
     run_until_killed,
     terminate_at,
+    this_process,
 )
 from tests.refusals import refused
 from zoo.config.experiment import Experiment
 from zoo.config.parse import parse_experiment
 from zoo.engine.checkpoint import BEST, CHECKPOINT, PREVIOUS, read
 from zoo.engine.digest import digest
-from zoo.engine.observers import Observer
 from zoo.engine.process import open_process
-from zoo.engine.state import TrainState
+from zoo.engine.reporting import TrainMetrics
 from zoo.errors import CheckpointError, DataError, TrainingInterrupted
 from zoo.registry.get import build_from_config
 
@@ -125,22 +124,14 @@ def _reports(case: Run, log_dir: Path, options: dict[str, Any]) -> tuple[list[An
     return [digest({"images": images, "targets": targets}) for images, targets in seen.batches], *log.reports
 
 
-def _reports_of_ranks(case: Run, log_dir: Path, world_size: int, **options: Any) -> list[tuple[list[Any], ...]]:
-    if world_size == 1:
-        return [_reports(case, log_dir, options)]
-    return run_distributed(_reports, world_size, case, log_dir, options)
+def _on_ranks(world_size: int, function: Callable[..., Any], *args: Any) -> list[Any]:
+    """Return the results of a function on each of several processes, or of this one alone."""
+    return [function(*args)] if world_size == 1 else run_distributed(function, world_size, *args)
 
 
-# Each of the following functions returns one that trains until it is stopped.
-Stop = Callable[..., None]
-
-
-def _signal_at(step: int) -> Stop:
-    def stop(case: Run, log_dir: Path, **options: Any) -> None:
-        train = partial(_train, case, log_dir, MemoryLog(terminate_at(step)), **options)
-        refused(TrainingInterrupted, train, f"SIGTERM at step {step} ", str(log_dir), "--resume auto")
-
-    return stop
+def _signal_at(step: int, case: Run, log_dir: Path, world_size: int, **options: Any) -> None:
+    train = partial(_train, case, log_dir, MemoryLog(terminate_at(step)), **options)
+    refused(TrainingInterrupted, train, f"SIGTERM at step {step} ", str(log_dir), "--resume auto")
 
 
 class _SignalingLog(MemoryLog):
@@ -161,107 +152,86 @@ class _SignalingLog(MemoryLog):
             os.kill(os.getpid(), signal.SIGTERM)
 
 
-def _stop_in_validation(case: Run, log_dir: Path, after: int, rank: int) -> int:
-    own = dist.get_rank() if dist.is_initialized() else 0
-    log = _SignalingLog(after if rank == own else -1)
+def _stop_in_validation(case: Run, log_dir: Path, rank: int, after: int) -> int:
+    log = _SignalingLog(after if this_process().rank == rank else -1)
     refused(TrainingInterrupted, lambda: _train(case, log_dir, log), "SIGTERM at step 5 ")
     return log.validated
 
 
-def _signal_in_validation(after: int, rank: int = 0, world_size: int = 1) -> Stop:
-    def stop(case: Run, log_dir: Path) -> None:
-        arguments = (case, log_dir, after, rank)
-        alone = world_size == 1
-        validated = [_stop_in_validation(*arguments)] if alone else run_distributed(_stop_in_validation, 2, *arguments)
-        assert max(validated) <= after + (not alone)  # ranks need one further batch to agree
-        assert (log_dir / BEST).exists() == (read(log_dir / CHECKPOINT)["position"]["epoch"] > 0)
-
-    return stop
+def _signal_in_validation(rank: int, after: int, case: Run, log_dir: Path, world_size: int) -> None:
+    validated = _on_ranks(world_size, _stop_in_validation, case, log_dir, rank, after)
+    assert max(validated) <= after + (world_size > 1)  # ranks need one further batch to agree
+    assert (log_dir / BEST).exists() == (read(log_dir / CHECKPOINT)["position"]["epoch"] > 0)
 
 
-def _stop_by_fault(case: Run, log_dir: Path, split: str, count: int, rank: int) -> str:
-    is_faulty = not dist.is_initialized() or dist.get_rank() == rank
-    drive = Drive(split, count if is_faulty else 10**6, errno.EIO)
+def _stop_by_fault(case: Run, log_dir: Path, rank: int, split: str, count: int) -> str:
+    drive = Drive(split, count if this_process().rank == rank else 10**6, errno.EIO)
     with mock.patch("zoo.data.sources.folder.read_bytes", drive):
         words = f"/{split}/", "Input/output error; the state is saved", str(log_dir), "--resume auto"
         return refused(DataError, lambda: _train(case, log_dir), *words)
 
 
-def _fault_of_data(split: str, count: int, rank: int = 0, world_size: int = 1) -> Stop:
-    """Reading an image of ``split`` fails on one rank, after ``count`` images."""
-
-    def stop(case: Run, log_dir: Path) -> None:
-        arguments = (case, log_dir, split, count, rank)
-        if world_size == 1:
-            _stop_by_fault(*arguments)
-        else:
-            assert len({*run_distributed(_stop_by_fault, world_size, *arguments)}) == 1
-
-    return stop
+def _fault_of_data(rank: int, split: str, count: int, case: Run, log_dir: Path, world_size: int) -> None:
+    """Train until reading an image of ``split`` fails on one rank, after ``count`` images."""
+    assert len({*_on_ranks(world_size, _stop_by_fault, case, log_dir, rank, split, count)}) == 1
 
 
 class _End(Exception):
     pass
 
 
-class _EndAt(Observer):
-    def __init__(self, step: int) -> None:
-        self.step = step
+def _error_at(step: int, case: Run, log_dir: Path, world_size: int, **options: Any) -> None:
+    """Train until an error, at which nothing is saved."""
 
-    def after_step(self, state: TrainState) -> None:
-        if state.step == self.step:
+    def end(metrics: TrainMetrics) -> None:
+        if metrics.step == step:
             raise _End
 
-
-def _error_at(step: int) -> Stop:
-    """Nothing is saved at the step of the error."""
-
-    def stop(case: Run, log_dir: Path, **options: Any) -> None:
-        with pytest.raises(_End):
-            _train(case, log_dir, observers=[_EndAt(step)], **options)
-
-    return stop
+    with pytest.raises(_End):
+        _train(case, log_dir, MemoryLog(end), **options)
 
 
-def _kill_at(step: int, world_size: int = 1, workers: int = 0) -> Stop:
-    return lambda case, log_dir: kill_at(step, world_size, *case[:2], log_dir, build=case.build, workers=workers)
+def _kill_at(step: int, case: Run, log_dir: Path, world_size: int, workers: int = 0) -> None:
+    kill_at(step, world_size, *case[:2], log_dir, build=case.build, workers=workers)
 
 
-# An epoch of "plain" has 5 steps of 8 images, and 6 images to validate with. Rows: the run, the number of processes,
-# and each stop with the epoch and the step that the run resumes from.
-STOPS: list[Any] = [
-    *[("plain", 1, [(_signal_at(step), (epoch, step))]) for epoch, step in ((0, 3), (0, 5), (1, 7))],
-    ("plain", 1, [(_fault_of_data("train", 17), (0, 2))]),
-    ("plain", 1, [(_fault_of_data("train", 57), (1, 7))]),
-    ("plain", 1, [(_fault_of_data("val", 3), (0, 5))]),
-    ("plain", 1, [(_fault_of_data("val", 11), (1, 10))]),
-    ("plain", 1, [(_signal_at(2), (0, 2)), (_error_at(7), (1, 6)), (_signal_at(12), (2, 12))]),
-    ("more images to validate", 1, [(_signal_in_validation(2), (0, 5))]),
-    ("frozen norms of stem", 1, [(_signal_at(4), (0, 4))]),
-    ("released gradients", 1, [(_signal_at(4), (0, 4))]),
-    ("best weights of each step", 1, [(_error_at(6), (1, 5)), (_error_at(11), (2, 10))]),
-    *[("everything", 1, [(_signal_at(step), (epoch, step))]) for epoch, step in ((0, 2), (2, 14))],
-    *[
-        pytest.param(*row, marks=pytest.mark.dist)
-        for row in (
-            ("plain", 1, [(_kill_at(8), (1, 6))]),
-            ("plain", 1, [(_kill_at(8, workers=2), (1, 6))]),
-            ("plain", 2, [(_kill_at(7, 2), (1, 6))]),
-            ("two parts", 3, [(_kill_at(7, 3), (2, 6))]),
-            ("frozen norms of stem", 1, [(_kill_at(8), (1, 6))]),
-            ("lean", 1, [(_kill_at(5), (1, 4))]),
-            ("released gradients", 1, [(_kill_at(8), (1, 6))]),
-            ("segmentation", 1, [(_kill_at(7), (1, 6))]),
-            ("more images to validate", 2, [(_signal_in_validation(1, rank=1, world_size=2), (0, 5))]),
-            # After the very last batch, ranks agree on a signal once the validation has been counted and saved.
-            ("more images to validate", 2, [(_signal_in_validation(6, rank=0, world_size=2), (1, 5))]),
-            ("standard norms", 2, [(_fault_of_data("train", 9, 0, 2), (0, 2))]),
-            ("standard norms", 2, [(_fault_of_data("train", 19, 1, 2), (0, 4))]),
-            ("standard norms", 2, [(_fault_of_data("train", 35, 1, 2), (1, 8))]),
-            ("standard norms", 2, [(_fault_of_data("val", 0, 0, 2), (0, 5))]),
-            ("standard norms", 2, [(_fault_of_data("val", 2, 1, 2), (0, 5))]),
-        )
-    ],
+# The run, the number of processes, and the stops, each with the epoch and the step that the run resumes from.
+# An epoch of "plain" has 5 steps of 8 images, and 6 images to validate with.
+STOPS: list[tuple[str, int, list[tuple[partial[None], tuple[int, int]]]]] = [
+    ("plain", 1, [(partial(_signal_at, 3), (0, 3))]),
+    ("plain", 1, [(partial(_signal_at, 5), (0, 5))]),
+    ("plain", 1, [(partial(_signal_at, 7), (1, 7))]),
+    (
+        "plain",
+        1,
+        [(partial(_signal_at, 2), (0, 2)), (partial(_error_at, 7), (1, 6)), (partial(_signal_at, 12), (2, 12))],
+    ),
+    ("plain", 1, [(partial(_fault_of_data, 0, "train", 17), (0, 2))]),
+    ("plain", 1, [(partial(_fault_of_data, 0, "train", 57), (1, 7))]),
+    ("plain", 1, [(partial(_fault_of_data, 0, "val", 3), (0, 5))]),
+    ("plain", 1, [(partial(_fault_of_data, 0, "val", 11), (1, 10))]),
+    ("plain", 1, [(partial(_kill_at, 8), (1, 6))]),
+    ("plain", 1, [(partial(_kill_at, 8, workers=2), (1, 6))]),
+    ("plain", 2, [(partial(_kill_at, 7), (1, 6))]),
+    ("two parts", 3, [(partial(_kill_at, 7), (2, 6))]),
+    ("frozen norms of stem", 1, [(partial(_signal_at, 4), (0, 4))]),
+    ("frozen norms of stem", 1, [(partial(_kill_at, 8), (1, 6))]),
+    ("released gradients", 1, [(partial(_signal_at, 4), (0, 4))]),
+    ("released gradients", 1, [(partial(_kill_at, 8), (1, 6))]),
+    ("best weights of each step", 1, [(partial(_error_at, 6), (1, 5)), (partial(_error_at, 11), (2, 10))]),
+    ("everything", 1, [(partial(_signal_at, 2), (0, 2))]),
+    ("everything", 1, [(partial(_signal_at, 14), (2, 14))]),
+    ("lean", 1, [(partial(_kill_at, 5), (1, 4))]),
+    ("segmentation", 1, [(partial(_kill_at, 7), (1, 6))]),
+    ("more images to validate", 1, [(partial(_signal_in_validation, 0, 2), (0, 5))]),
+    ("more images to validate", 2, [(partial(_signal_in_validation, 1, 1), (0, 5))]),
+    # After the very last batch, ranks agree on a signal once the validation has been counted and saved.
+    ("more images to validate", 2, [(partial(_signal_in_validation, 0, 6), (1, 5))]),
+    ("standard norms", 2, [(partial(_fault_of_data, 0, "train", 9), (0, 2))]),
+    ("standard norms", 2, [(partial(_fault_of_data, 1, "train", 19), (0, 4))]),
+    ("standard norms", 2, [(partial(_fault_of_data, 1, "train", 35), (1, 8))]),
+    ("standard norms", 2, [(partial(_fault_of_data, 0, "val", 0), (0, 5))]),
+    ("standard norms", 2, [(partial(_fault_of_data, 1, "val", 2), (0, 5))]),
 ]
 
 
@@ -284,7 +254,7 @@ def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Uni
     @functools.cache
     def train(name: str, world_size: int = 1) -> Uninterrupted:
         folder = tmp_path_factory.mktemp("straight")
-        return Uninterrupted(case(name), folder, _reports_of_ranks(case(name), folder, world_size))
+        return Uninterrupted(case(name), folder, _on_ranks(world_size, _reports, case(name), folder, {}))
 
     return train
 
@@ -297,26 +267,32 @@ def _differing_files(first: Path, second: Path) -> list[str]:
     return differences(*contents)
 
 
-@pytest.mark.parametrize(("name", "world_size", "stops"), STOPS)
+def _marked(name: str, world_size: int, stops: list[tuple[partial[None], tuple[int, int]]]) -> Any:
+    starts_processes = world_size > 1 or any(stop.func is _kill_at for stop, _ in stops)
+    how = ", ".join(f"{stop.func.__name__[1:]} {' '.join(map(str, stop.args))}" for stop, _ in stops)
+    marks = [pytest.mark.dist] * starts_processes
+    return pytest.param(name, world_size, stops, marks=marks, id=f"{name} on {world_size}, {how}")
+
+
+@pytest.mark.parametrize(("name", "world_size", "stops"), [_marked(*row) for row in STOPS])
 def test_stopped_and_resumed_run_has_bits_of_uninterrupted_run(
     name: str,
     world_size: int,
-    stops: list[tuple[Stop, tuple[int, int]]],
+    stops: list[tuple[partial[None], tuple[int, int]]],
     uninterrupted: Callable[..., Uninterrupted],
     tmp_path: Path,
 ) -> None:
-    straight = uninterrupted(name, world_size)
-    options: dict[str, Any] = {}
+    (case, folder, expected), log_dir, options = uninterrupted(name, world_size), tmp_path / "log", {}
     for stop, position in stops:
-        stop(straight.case, tmp_path / "log", **options)
-        saved = read(tmp_path / "log" / CHECKPOINT)["position"]
+        stop(case, log_dir, world_size, **options)
+        saved = read(log_dir / CHECKPOINT)["position"]
         assert (saved["epoch"], saved["step"]) == position
         options = {"resume": "auto"}
-    resumed = _reports_of_ranks(straight.case, tmp_path / "log", world_size, **options)
     epoch, step = position
-    for reports, (batches, numbers, digests, validations) in zip(resumed, straight.reports, strict=True):
+    resumed = _on_ranks(world_size, _reports, case, log_dir, options)
+    for reports, (batches, numbers, digests, validations) in zip(resumed, expected, strict=True):
         assert reports == (batches[step:], numbers[step:], digests[epoch:], validations[epoch:])
-    assert _differing_files(straight.folder, tmp_path / "log") == []
+    assert _differing_files(folder, log_dir) == []
 
 
 def test_number_of_workers_does_not_change_bits(uninterrupted: Callable[..., Uninterrupted], tmp_path: Path) -> None:
