@@ -30,7 +30,7 @@ def attribute_values(model: nn.Module) -> Values:
     Follows lists, dicts, sets, objects and random number generators. Omits parameters, buffers, functions, and objects
     of torch and zoo.
     """
-    own = {memory_id(each) for each in (*model.parameters(), *model.buffers()) if not is_wrapper(each)}
+    own = {memory_id(tensor) for tensor in (*model.parameters(), *model.buffers()) if not is_wrapper(tensor)}
     seen: dict[int, Any] = {id(module): module for module in model.modules()}  # keeps objects alive, and ids unique
     return {
         (path, name): list(_leaves(value, own, seen, 0))

@@ -161,17 +161,17 @@ def write(content: dict[str, Any], folder: Path, is_best: bool, ranked: Sequence
     checkpoint = folder / CHECKPOINT
     try:
         kept = {epoch: ranked_name(score, epoch) for score, epoch in ranked}
-        of_best = {BEST: best_of(content)} if is_best else {}
+        files = {BEST: best_of(content)} if is_best else {}
         last = content["epoch"] - 1
         if last in kept and content["position"]["batch"] == 0:
             score = next(score for score, epoch in ranked if epoch == last)
-            of_best[kept[last]] = {**best_of(content), "best_prec1": score, "best_epoch": last}
+            files[kept[last]] = {**best_of(content), "best_prec1": score, "best_epoch": last}
         for name in (CHECKPOINT, BEST, *kept.values()):
             remove_leftovers(folder / name)
         with replace_file(checkpoint) as temporary:
             _save(content, temporary)
             # The best weights come first: a run killed here resumes from the older checkpoint and writes them again.
-            for name, weights in of_best.items():
+            for name, weights in files.items():
                 with replace_file(folder / name) as temporary_best:
                     _save(weights, temporary_best)
             if checkpoint.exists():

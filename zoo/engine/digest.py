@@ -17,8 +17,8 @@ def state_tensors(content: Mapping[str, Any]) -> dict[str, Tensor]:
     Numbers of the optimizer, such as its step count, are tensors without dimensions.
     """
     optimizer = (content.get("optimizer") or {}).get("state", {})
-    of_optimizer = {f"{index}.{key}": value for index, state in optimizer.items() for key, value in state.items()}
-    parts = {"": content["state_dict"], "ema.": content.get("ema") or {}, "optimizer.": of_optimizer}
+    optimizer_state = {f"{index}.{key}": value for index, state in optimizer.items() for key, value in state.items()}
+    parts = {"": content["state_dict"], "ema.": content.get("ema") or {}, "optimizer.": optimizer_state}
     found = {f"{prefix}{key}": value for prefix, part in parts.items() for key, value in part.items()}
     return {key: torch.as_tensor(found[key]) for key in sorted(found) if isinstance(found[key], (Tensor, int, float))}
 
@@ -40,7 +40,7 @@ def differences(first: Mapping[str, Tensor], second: Mapping[str, Tensor]) -> It
         if a is None or b is None:
             yield name, f"only in the {'second' if a is None else 'first'}"
         elif (a.dtype, a.shape) != (b.dtype, b.shape):
-            yield name, " and ".join(f"{each.dtype} of shape {tuple(each.shape)}" for each in (a, b))
+            yield name, " and ".join(f"{tensor.dtype} of shape {tuple(tensor.shape)}" for tensor in (a, b))
         elif not torch.equal(_bytes(a), _bytes(b)):
             difference = (a.double() - b.double()).abs()
             count = int((a != b).sum())

@@ -75,7 +75,7 @@ class Lockstep(ReplicaGroup):
         index: int = self._place.index
         self._waiting[index] = x
         if len(self._waiting) == len(self._own):
-            mine = [self._waiting[each] for each in range(len(self._own))]
+            mine = [self._waiting[number] for number in range(len(self._own))]
             self._waiting = {}
             self._gathered = self._gather_processes(mine)
         elif len(self._waiting) == len(self._active):
@@ -90,8 +90,8 @@ class Lockstep(ReplicaGroup):
 
     def _gather_processes(self, mine: list[Tensor]) -> Tensor:
         """Gather the tensors ``mine`` of all processes, and return them in the order of the replicas."""
-        if len({(each.shape, each.dtype) for each in mine}) > 1:
-            shapes = ", ".join(str(tuple(each.shape)) for each in mine)
+        if len({(tensor.shape, tensor.dtype) for tensor in mine}) > 1:
+            shapes = ", ".join(str(tuple(tensor.shape)) for tensor in mine)
             raise ConfigError(f"replicas synchronize different norms (statistics of shapes {shapes})", self._where())
         own, world_size = torch.stack(mine), self._process.world_size
         if world_size == 1:

@@ -114,8 +114,8 @@ def _changes(saved: Mapping[str, Any], own: Mapping[str, Any]) -> Iterator[str]:
             yield f"{truncate(key)}: {truncate(value)} before and {own.get(key, ABSENT)} now"
 
 
-def _check_shapes(of_parameter: Mapping[str, Any], name: str, parameter: Tensor) -> None:
+def _check_shapes(optimizer_state: Mapping[str, Any], name: str, parameter: Tensor) -> None:
     """Raise ValueError if the optimizer state belongs to another parameter."""
-    for key, value in of_parameter.items():
+    for key, value in optimizer_state.items():
         if isinstance(value, torch.Tensor) and value.ndim and value.shape != parameter.shape:
             raise ValueError(f"{key} of {name} has shape {tuple(value.shape)}, not {tuple(parameter.shape)}")

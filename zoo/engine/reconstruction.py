@@ -60,8 +60,8 @@ def gradients(model: nn.Module, losses: Callable[[], Iterable[Tensor]], *, store
             for chain in chains:
                 chain.store = chain.store or store
             for loss in losses():
-                of_loss = torch.autograd.grad(loss, parameters, materialize_grads=True)
-                total = [a + b for a, b in zip(total, of_loss, strict=True)] if total else list(of_loss)
+                own = torch.autograd.grad(loss, parameters, materialize_grads=True)
+                total = [a + b for a, b in zip(total, own, strict=True)] if total else list(own)
     finally:
         for chain, stored in zip(chains, stores, strict=True):
             chain.store = stored

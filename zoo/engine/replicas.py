@@ -242,7 +242,7 @@ class ExactReplicas(Replicas):
             for hook in hooks:
                 hook.remove()
         for index, parameter in enumerate(parameters):
-            if parameter.grad is not None:  # of an earlier micro-batch alone
+            if parameter.grad is not None:  # only earlier micro-batches used the parameter
                 self._add_gradient(index, parameter)
 
     def _add_gradient(self, index: int, parameter: Tensor) -> None:
@@ -334,7 +334,7 @@ class SynchronizedReplicas(ExactReplicas):
 
     def _parameters_of(self, network: nn.Module) -> Sequence[Tensor]:
         """Return the trained parameters of the copy ``network``."""
-        return next(each.parameters for each in self._copies if each.network is network)
+        return next(replica.parameters for replica in self._copies if replica.network is network)
 
     def wrap(self, network: nn.Module) -> nn.Module:
         """Copy ``network`` for each own replica, and return it."""
@@ -359,8 +359,8 @@ class SynchronizedReplicas(ExactReplicas):
             backward(index, self._copies[index].network)
 
         self._begin(scaler)
-        for each in self._copies:
-            each.copy_from_network()
+        for replica in self._copies:
+            replica.copy_from_network()
         with self._check_attributes(self._copies[0].network, shapes[0]):
             self._lockstep.run([partial(run_replica, index) for index in range(len(self.own))])
         self._end()
@@ -389,9 +389,10 @@ class _Copy:
 
     def __init__(self, network: nn.Module, parameters: Sequence[Tensor], group: Lockstep) -> None:
         shared: dict[int, Any] = {
-            id(each): nn.Parameter(each.detach(), requires_grad=each.requires_grad) for each in network.parameters()
+            id(parameter): nn.Parameter(parameter.detach(), requires_grad=parameter.requires_grad)
+            for parameter in network.parameters()
         }
-        self.parameters: list[Tensor] = [shared[id(each)] for each in parameters]
+        self.parameters: list[Tensor] = [shared[id(parameter)] for parameter in parameters]
         self.network = copy.deepcopy(network, shared)
         set_active_group(self.network, group)
         self._pairs = [*zip(network.modules(), self.network.modules(), strict=True)]
@@ -427,7 +428,7 @@ def build_replicas(model: nn.Module, config: Experiment, process: Process) -> Re
     if count is None:
         return Replicas(model, config, process)
     norms = [module for module in model.modules() if is_synchronized(module)]
-    in_lockstep = count > 1 and not config.training.compile and all(isinstance(each, InPlaceABNSync) for each in norms)
+    in_lockstep = count > 1 and not config.training.compile and all(isinstance(norm, InPlaceABNSync) for norm in norms)
     return (SynchronizedReplicas if norms and in_lockstep else ExactReplicas)(model, config, process)
 
 

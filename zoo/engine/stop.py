@@ -152,7 +152,7 @@ class StopSignals:
         store, rank = self._process.store, self._process.rank
         if store is None:
             return False
-        keys = [f"stalled/{step}/{each}" for each in range(self._process.world_size)]
+        keys = [f"stalled/{step}/{number}" for number in range(self._process.world_size)]
         store.set(keys[rank], str(self._num_exchanges))
         deadline_s = time.monotonic() + STALL_S
         while not store.check(keys):
