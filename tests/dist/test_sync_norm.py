@@ -89,36 +89,32 @@ def test_too_few_values_over_the_whole_group_raise_on_every_rank():
     assert run_distributed(_sync_on_one_value, 2, (1, 1)) == ["no error"] * 2
 
 
-def _subgroup() -> tuple[bool, bool, float]:
+def _groups() -> tuple[list[bool], list[float]]:
+    """Return whether groups are as expected, and running means of a layer and its copy on the ranks 1 and 2."""
     rank = dist.get_rank()
     group = active_group(rank > 0)
-    again = active_group(rank > 0)
-    nobody = active_group(False)
-    everybody = active_group(True)
     layer = nn.Sequential(InPlaceABNSync(2, activation="identity"))
-    mean = float("nan")
     set_active_group(layer, group)
+    clone, pickled = copy.deepcopy(layer)[0], pickle.loads(pickle.dumps(layer))[0]
+    found = [
+        active_group(rank > 0) is group,
+        active_group(False) is None,
+        active_group(True) is dist.group.WORLD,
+        clone.group is group,
+        pickled.group is None,
+    ]
     if rank > 0:
-        layer(torch.full((2, 2, 1, 1), float(rank)))
-        mean = layer[0].running_mean[0].item()
+        for each in (layer[0], clone):
+            each(torch.full((2, 2, 1, 1), float(rank)))
     dist.barrier()
-    return group is again and nobody is None and everybody is dist.group.WORLD, rank > 0, mean
+    return found, [each.running_mean[0].item() for each in (layer[0], clone)]
 
 
-def _copies_of_a_grouped_layer() -> tuple[bool, bool, float]:
-    group = active_group(dist.get_rank() > 0)
-    layer = InPlaceABNSync(2, activation="identity")
-    layer.set_group(group)
-    clone, pickled = copy.deepcopy(layer), pickle.loads(pickle.dumps(layer))
-    clone(torch.full((2, 2, 1, 1), float(dist.get_rank())))
-    dist.barrier()
-    return clone.group is group, pickled.group is None, clone.running_mean[0].item()
-
-
-def test_deep_copy_shares_group_and_pickle_drops_it():
-    results = run_distributed(_copies_of_a_grouped_layer, 3)
-    assert all(shared and dropped for shared, dropped, _ in results)
-    assert [round(mean, 6) for _, _, mean in results] == [0.0, 0.15, 0.15]
+def test_active_processes_are_synchronized_in_deep_copies_too():
+    results = run_distributed(_groups, 3)
+    assert all(all(found) for found, _ in results)
+    means = [[0.0] * 2, [0.15] * 2, [0.15] * 2]  # momentum 0.1 times the mean of 1 and 2
+    assert [[round(mean, 6) for mean in of_rank] for _, of_rank in results] == means
 
 
 def _frozen_and_features_under_ddp() -> bool:
@@ -137,13 +133,6 @@ def _frozen_and_features_under_ddp() -> bool:
 
 def test_frozen_norms_and_feature_networks_train_under_ddp():
     assert run_distributed(_frozen_and_features_under_ddp, 2) == [True, True]
-
-
-def test_only_active_processes_are_synchronized():
-    results = run_distributed(_subgroup, 3)
-    assert all(consistent for consistent, _, _ in results)
-    assert [active for _, active, _ in results] == [False, True, True]
-    assert [round(mean, 6) for _, _, mean in results[1:]] == [0.15, 0.15]  # momentum 0.1 times the mean of 1 and 2
 
 
 def test_layer_is_unsynchronized_without_process_group():

@@ -92,7 +92,7 @@ def test_attribute_of_network_itself_has_its_name() -> None:
 @pytest.mark.parametrize(
     "layer", [nn.BatchNorm1d(2), nn.Dropout(0.5), nn.LSTM(2, 2)], ids=lambda layer: type(layer).__name__
 )
-def test_buffers_and_layers_of_torch_are_no_changed_attributes(layer: nn.Module) -> None:
+def test_buffers_and_torch_layers_do_not_count_as_changed_attributes(layer: nn.Module) -> None:
     layer.alias = next(layer.buffers(), None)
     before = attribute_values(layer)
     layer(torch.ones(4, 2))

@@ -49,7 +49,7 @@ def test_by_default_all_parameters_share_rate_and_decay() -> None:
     assert built(model, learning_rate=0.2, weight_decay=1e-3) == dict.fromkeys(names, (0.2, 1e-3))
 
 
-def test_classifier_has_its_own_rate_and_norms_no_decay_when_asked() -> None:
+def test_classifier_can_have_its_own_rate_and_norms_no_decay() -> None:
     groups = built(_Net(), learning_rate=0.2, classifier_lr=0.01, weight_decay=1e-3, decay_norms=False)
     norms = ["bn.weight", "bn.bias", "bn2.weight", "bn2.bias", "layer_norm.weight", "layer_norm.bias"]
     assert groups == {
@@ -135,7 +135,7 @@ def test_frozen_parameters_are_skipped_and_shared_ones_come_once() -> None:
 
 
 @pytest.mark.parametrize("name", OPTIMIZER_PARAMS)
-def test_each_optimizer_of_torch_takes_steps_of_its_own_class(name: str) -> None:
+def test_each_optimizer_takes_steps_of_torchs_class(name: str) -> None:
     settings = Optimizer(type=name, learning_rate=0.01, weight_decay=0.02, momentum=0.7)
     ours, theirs = _Net(), _Net()
     theirs.load_state_dict(ours.state_dict())

@@ -253,7 +253,7 @@ CHANGES: list[tuple[dict[tuple[Any, ...], Any], str]] = [
 
 
 @pytest.mark.parametrize(("changes", "name"), CHANGES, ids=[name for _, name in CHANGES])
-def test_unfitting_file_of_original_raises(
+def test_mismatched_file_of_original_raises(
     data: Path, tmp_path: Path, changes: dict[tuple[Any, ...], Any], name: str
 ) -> None:
     saved: Any = train_plainly(settings(), data).saved

@@ -226,7 +226,7 @@ def _weights(config: Experiment, data: Path, folder: Path) -> dict[str, Tensor]:
 
 
 @pytest.mark.dist
-def test_replicas_train_function_of_as_many_processes(uneven_data: Path, tmp_path: Path) -> None:
+def test_replicas_train_like_as_many_processes(uneven_data: Path, tmp_path: Path) -> None:
     """DistributedDataParallel has the same weights and running statistics, with norms that are not synchronized."""
     plain = run_distributed(_weights, 4, replicas_config(None), uneven_data, tmp_path / "plain")[0]
     own = _weights(replicas_config(4), uneven_data, tmp_path / "replicas")
@@ -427,7 +427,7 @@ def test_step_in_double_precision_equals_synchronized_norms_under_ddp() -> None:
         torch.testing.assert_close(own[name], gradient, rtol=1e-10, atol=1e-10, msg=name)
 
 
-def test_replica_0_gives_buffers_and_each_has_its_own() -> None:
+def test_network_keeps_buffers_of_replica_0() -> None:
     network = nn.Sequential(
         nn.Conv2d(3, 4, 1), InPlaceABNSync(4), nn.Conv2d(4, 4, 1), ABN(4), nn.Flatten(), nn.Linear(144, 2)
     )

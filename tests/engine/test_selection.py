@@ -109,7 +109,7 @@ def test_names_sort_by_score() -> None:
     assert sorted(ranked_name(*entry) for entry in entries) == [ranked_name(*entry) for entry in sorted(entries)]
 
 
-def test_files_of_lowered_number_are_removed(data: Path, tmp_path: Path, scored: Any) -> None:
+def test_lower_keep_best_removes_files(data: Path, tmp_path: Path, scored: Any) -> None:
     scored(SCORES)
     run(_config(3, keep_best=3), data, tmp_path, MemoryLog())
     assert len(list(tmp_path.glob(RANKED))) == 3

@@ -197,7 +197,7 @@ def test_fault_of_first_batch_of_epoch_saves_nothing_further(
     assert [path.name for path in (tmp_path / "log").glob("checkpoint*")] == saved
 
 
-def test_fault_of_data_is_named_beside_failed_save(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_error_names_data_fault_and_failed_save(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torch.save", mock.Mock(side_effect=OSError(errno.EIO, "Input/output error")))
     monkeypatch.setattr("zoo.data.sources.folder.read_bytes", Drive("train", 17, errno.ESTALE))
     train = partial(run, make_config(), data, tmp_path / "log", MemoryLog())

@@ -120,7 +120,7 @@ def test_limit_of_open_files_names_remedy(tmp_path: Path, monkeypatch: pytest.Mo
     refused(DataError, lambda: list(loader), "ulimit -n")
 
 
-def test_workers_that_cannot_start_name_way_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_start_of_workers_names_remedy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     no_semaphore = Mock(side_effect=OSError(28, "No space left on device"))
     monkeypatch.setattr("torch.utils.data.DataLoader.__iter__", no_semaphore)
     refused(DataError, lambda: iter(_loader("train", tmp_path)), "/dev/shm has")
