@@ -22,7 +22,7 @@ Matcher = Mapping[str, Any] | Callable[[str], Any]
 def layers_of(model: nn.Module) -> dict[str, int]:
     """Return the number of the layer of each parameter by name, from 0 for the stem; the classifier is in the last one.
 
-    Networks of this package and of timm have a method ``group_matcher``, which is read as by
+    A method ``group_matcher``, as in networks of this package and of timm, determines the layers as for
     `timm.models.group_parameters`. In other networks, such as torchvision's, each entry of an outermost
     `nn.Sequential`, `nn.ModuleList` or `nn.ModuleDict` is a layer; an entry that is a plain `nn.Sequential` is replaced
     by its own entries. Parameters before the first entry form layer 0. A norm, and parameters after an entry, belong to
