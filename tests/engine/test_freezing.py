@@ -48,28 +48,8 @@ def test_run_is_bit_identical_to_run_of_module_frozen_by_hand(data: Path, tmp_pa
     assert frozen.eval_modules == ["1"]
 
 
-def test_frozen_parts_keep_weights_and_statistics(data: Path, tmp_path: Path) -> None:
-    before: dict[str, Tensor] = {}
-
-    def build(network: NetworkSpec) -> nn.Module:
-        model = build_net(network)
-        before.update(_state(model))
-        return model
-
-    state = run(_config(*STEM), data, tmp_path, MemoryLog(), build=build)
-    assert state.ema is not None
-    trained = {name for name in before if name.startswith(("4.", "5.", "8."))}
-    assert _changed(before, _state(state.model)) == trained
-    assert _changed(before, _state(state.ema)) == trained
-    assert [name for name, each in state.model.named_parameters() if not each.requires_grad] == [
-        "0.weight",
-        "1.weight",
-        "1.bias",
-    ]
-
-
-def _frozen_run(config: Experiment, data: Path, folder: Path) -> tuple[dict[str, Tensor], ...]:
-    """Return the states before and after training."""
+def _states(config: Experiment, data: Path, folder: Path) -> list[dict[str, Tensor]]:
+    """Train; return the state before, the state afterwards, and the state of the moving average."""
     before: list[dict[str, Tensor]] = []
 
     def build(network: NetworkSpec) -> nn.Module:
@@ -77,13 +57,21 @@ def _frozen_run(config: Experiment, data: Path, folder: Path) -> tuple[dict[str,
         before.append(_state(model))
         return model
 
-    return before[0], run(config, data, folder, MemoryLog(), build=build).model.state_dict()
+    state = run(config, data, folder, MemoryLog(), build=build)
+    assert state.ema is not None
+    frozen = [name for name, parameter in state.model.named_parameters() if not parameter.requires_grad]
+    assert frozen == ["0.weight", "1.weight", "1.bias"]
+    return [*before, _state(state.model), _state(state.ema)]
 
 
-@pytest.mark.dist
-def test_two_processes_keep_frozen_parts(data: Path, tmp_path: Path) -> None:
-    for states in run_distributed(_frozen_run, 2, _config(*STEM), data, tmp_path):
-        assert _changed(*states) == {name for name in states[0] if name[0] in "458"}
+@pytest.mark.parametrize(("world_size", "replicas"), [(1, None), (1, 2), pytest.param(2, None, marks=pytest.mark.dist)])
+def test_frozen_parts_keep_weights_and_statistics(
+    world_size: int, replicas: int | None, data: Path, tmp_path: Path
+) -> None:
+    arguments = _config(*STEM, replicas=replicas), data, tmp_path
+    for before, *after in [_states(*arguments)] if world_size == 1 else run_distributed(_states, 2, *arguments):
+        trained = {name for name in before if name.startswith(("4.", "5.", "8."))}
+        assert [_changed(before, state) for state in after] == [trained, trained]
 
 
 class _Net(nn.Module):
