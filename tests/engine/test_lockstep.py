@@ -90,12 +90,12 @@ def test_different_norms_raise() -> None:
 
 
 def test_tensors_of_other_processes_come_in_the_order_of_replicas(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of two processes, this one has the replicas 0 and 2, and the other one has replica 1."""
+    """Of three processes, this one has the replicas 0 and 3, and the others have one each."""
 
     def gather(output: Tensor, own: Tensor) -> None:
-        output.copy_(torch.cat([own, torch.tensor([[1.0], [0.0]])]))  # padded to two replicas
+        output.copy_(torch.cat([own, torch.tensor([[1.0], [-1.0], [2.0], [-1.0]])]))  # padded to two replicas
 
     monkeypatch.setattr(dist, ALL_GATHER, gather)
-    lockstep, found = Lockstep(3, Process(0, 2)), []
-    lockstep.run([lambda number=number: found.append(lockstep.gather(torch.tensor([number]))) for number in (0.0, 2.0)])
-    assert [gathered.tolist() for gathered in found] == [[[0.0], [1.0], [2.0]]] * 2
+    lockstep, found = Lockstep(4, Process(0, 3)), []
+    lockstep.run([lambda number=number: found.append(lockstep.gather(torch.tensor([number]))) for number in (0.0, 3.0)])
+    assert [gathered.flatten().tolist() for gathered in found] == [[0.0, 1.0, 2.0, 3.0]] * 2
