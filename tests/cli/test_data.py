@@ -98,3 +98,12 @@ def test_check_accepts_data_of_train(name: str, cli: Cli, tmp_path: Path) -> Non
     assert "train: 5 images, 1 fault\n" in printed.out
     assert "bad.png" in printed.out
     assert ": 1 fault, listed above;" in printed.err
+
+
+def test_shards_hold_the_images_of_both_splits(cli: Cli, tmp_path: Path) -> None:
+    data, out = make_images(tmp_path / "data", num_train=4, num_val=2), tmp_path / "out"
+    assert cli("data", "shard", data, out, "--per-shard", 3).out.splitlines() == [
+        f"4 images in 2 shards; {out / 'train'}",
+        f"2 images in 1 shard; {out / 'val'}",
+    ]
+    assert "neither train/ nor val/" in cli("data", "shard", data / "val", out, code=2).err

@@ -75,13 +75,14 @@ def test_help_begins_with_commands_for_newcomers_and_keeps_its_columns(monkeypat
 
 
 def test_example_of_each_command_is_accepted_by_it() -> None:
-    for name, parser in _commands_of(build_parser()).items():
+    of_all = build_parser()
+    for name, parser in _commands_of(of_all).items():
         if parser.get_default("command") is None:
             continue  # a group of commands
         example = parser.get_default("command").example
         assert example in " ".join(parser.format_help().split())
         words, _ = split_arguments(shlex.split(example)[1:]) if name == "lean" else (shlex.split(example)[1:], ())
-        assert build_parser().parse_args(words).parser.prog == f"zoo {name}"
+        assert of_all.parse_args(words).parser.prog == f"zoo {name}"
 
 
 def test_help_usage_errors_and_descriptions_of_networks_need_no_torch() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 from PIL import Image
 
 from tests.cli.conftest import Cli, write_segmenter
@@ -14,6 +15,7 @@ def _written(folder: Path) -> set[str]:
     return {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
 
 
+@pytest.mark.usefixtures("small_networks")
 def test_segment_writes_requested_files_and_names_broken_images(cli: Cli, tmp_path: Path) -> None:
     config, snapshot = write_segmenter(tmp_path)
     images, out = tmp_path / "in", tmp_path / "new" / "out"

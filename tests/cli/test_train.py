@@ -97,6 +97,7 @@ def test_original_projects_script_scores_weights_of_run(finished: Run, cli: Cli)
     assert "--evaluate scores the weights of --resume" in cli(*words, run=script, code=2).err
 
 
+@pytest.mark.usefixtures("small_networks")
 def test_named_experiment_has_its_own_log_folder_and_seed(
     finished: Run, cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -111,6 +112,7 @@ def test_named_experiment_has_its_own_log_folder_and_seed(
     assert json.loads(Path("runs/tiny/experiment.json").read_text())["seed"] == 3
 
 
+@pytest.mark.usefixtures("small_networks")
 def test_run_ends_with_commands_that_run(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     data = make_images(tmp_path / "my data", num_train=4, num_val=2)
     monkeypatch.chdir(tmp_path)
@@ -139,6 +141,7 @@ def test_replicas_log_same_digests_on_one_process_and_on_two(finished: Run, cli:
     assert cli("show", *checkpoints).out.startswith(digests[0][1])
 
 
+@pytest.mark.usefixtures("small_networks")
 @pytest.mark.parametrize("name", ["resnet32_cifar", "torchvision:shufflenet_v2_x0_5"])
 def test_architecture_is_trained_with_default_settings(name: str, data: Path, cli: Cli, tmp_path: Path) -> None:
     printed = cli("train", name, data, "--log-dir", tmp_path / "log", *ONE_EPOCH, *SMALL_IMAGES).err
@@ -151,6 +154,7 @@ def test_architecture_is_trained_with_default_settings(name: str, data: Path, cl
     assert type(model) is type(zoo.get(name, num_classes=2))
 
 
+@pytest.mark.usefixtures("small_networks")
 @pytest.mark.parametrize("name", ["resnet32_cifar", "resnet32_cifar10"])
 def test_set_replaces_settings_of_architectures_and_experiments(
     name: str, data: Path, cli: Cli, tmp_path: Path
@@ -168,6 +172,7 @@ def test_set_replaces_settings_of_architectures_and_experiments(
     assert found.training.channels_last
 
 
+@pytest.mark.usefixtures("small_networks")
 def test_missing_classes_are_named_again_at_the_end_of_run(data: Path, tmp_path: Path) -> None:
     settings = {"input.crop_train": 12, "input.crop_val": 12}
     spec = NetworkSpec(arch="resnet32_cifar", num_classes=1000)

@@ -91,6 +91,7 @@ def log_of(folder: Path) -> str:
     return (folder / "training_0.log").read_text()
 
 
+@pytest.mark.usefixtures("small_networks")
 def test_data_set_is_bit_identical_to_image_folder(tmp_path: Path) -> None:
     data = make_images(tmp_path / "data", num_train=16, num_val=5)
     settings = {**SETTINGS, "input": {**SETTINGS["input"], "color_jitter_train": True}}

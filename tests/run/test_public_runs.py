@@ -25,8 +25,11 @@ SETTINGS = {
 }
 
 
+pytestmark = pytest.mark.usefixtures("small_networks")
+
+
 @pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, TrainingResult]:
+def run(small_networks: None, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, TrainingResult]:
     """A folder with data and the log folder runs/mine of one call of `zoo.train`, and its result."""
     root = tmp_path_factory.mktemp("public")
     make_images(root / "data", num_train=4, num_val=3)

@@ -54,18 +54,17 @@ def _logits(network: LoadedNetwork, path: Path) -> Tensor:
         return network.model(preprocess(Image.open(path))[None])[0]
 
 
-def _write(root: Path, classes: dict[str, int], predicted: Callable[[Path], int], hits: int = 2) -> None:
-    """Write images into class folders; the network classifies the images of the first classes correctly."""
-    seed = len(str(root))
-    for name, number in classes.items():
-        (root / name).mkdir(parents=True)
-        for index in range(2):
-            path = root / name / f"{index}.png"
-            for attempt in range(400):
-                random_image(1000 * seed + 10 * number + index + attempt * 7919, 12, 10).save(path)
-                if index >= 1 or hits == 0 or predicted(path) == number:
-                    break
-        hits = max(0, hits - 1)
+def _write(root: Path, classes: dict[str, int], predicted: Callable[[Path], int]) -> None:
+    """Write two images per class; the first images of two classes go into the folders that the network predicts."""
+    names = {number: name for name, number in classes.items()}
+    for index, name in enumerate(classes):
+        (root / name).mkdir(parents=True, exist_ok=True)
+        for image in range(2):
+            path = root / name / f"{index}{image}.png"
+            random_image(10 * index + image, 12, 10).save(path)
+            if image == 0 and index < 2:
+                (root / names[predicted(path)]).mkdir(exist_ok=True)
+                path.rename(root / names[predicted(path)] / path.name)
 
 
 def _accuracy(root: Path, numbers: dict[str, int], predict: Callable[[Path], list[int]], top: int) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -25,8 +26,7 @@ from zoo.run.segmenting import segment as segment_images
 from zoo.tasks.tta import segment_image
 
 CLASSES = 4
-
-
+SEGMENTER = "deeplab_resnet18"
 KINDS = ("palette", "ids", "prob", "overlay")
 
 
@@ -45,7 +45,7 @@ class Tiny(nn.Module):
         return logits
 
 
-def _network(arch: str = "deeplab_resnet18", **sections: dict[str, Any]) -> LoadedNetwork:
+def _network(arch: str = SEGMENTER, **sections: dict[str, Any]) -> LoadedNetwork:
     network = {"arch": arch, "activation": "leaky_relu", "classes": CLASSES}
     return LoadedNetwork("tiny", Tiny(), parse_experiment({"network": network, **sections}, "test"))
 
@@ -107,15 +107,6 @@ def test_original_projects_files_are_in_folder_itself(tmp_path: Path, mode: str)
             np.testing.assert_allclose(np.asarray(written), content["probability"] * 255, atol=1.2)
 
 
-def test_outputs_of_images_never_collide(tmp_path: Path) -> None:
-    for name in ("a.png", "a_prob.png"):
-        random_image(0).save(tmp_path / name)
-    segment = partial(segment_images, _network(), tmp_path, recursive=False)
-    same = partial(segment, tmp_path / "out", output=ORIGINAL_KINDS["prob"])
-    refused(DataError, same, "a.png and of ", "a_prob.png", "/out/a_prob.png")
-    refused(DataError, partial(segment, tmp_path, output=ORIGINAL_KINDS["raw"]), str(tmp_path))
-
-
 def test_existing_files_are_skipped_unless_replace(tmp_path: Path) -> None:
     images, network, out = _images(tmp_path / "in"), _network(), tmp_path / "out"
     segment_images(network, images, out, output=("ids", "prob"))
@@ -145,33 +136,42 @@ def test_unreadable_image_is_named_and_the_others_are_processed(tmp_path: Path) 
     assert "thin.png" in summary.faults[1]
 
 
-def test_source_without_images_raises(tmp_path: Path) -> None:
-    (tmp_path / "empty").mkdir()
-    for name in ("empty", "no"):
-        segment = partial(segment_images, _network(), tmp_path / name, tmp_path / "out")
-        refused(DataError, segment, str(tmp_path / name))
-    assert [path.name for path in tmp_path.iterdir()] == ["empty"]
+#: Architecture, images, further arguments of `segment`, and names in the error. IN and OUT are folders.
+REFUSALS: dict[str, tuple[str, list[str], dict[str, Any], list[str]]] = {
+    "classifier": ("resnet18", [], {}, ["tiny: "]),
+    "kind of file": (SEGMENTER, [], {"output": ["raw"]}, ["output = 'raw'", "palette, ids, prob, overlay"]),
+    "size of classes": (SEGMENTER, [], {"classes_at": "logits"}, ["classes_at = 'logits'", "image or input"]),
+    "empty folder": (SEGMENTER, [], {}, ["IN"]),
+    "missing folder": (SEGMENTER, [], {"source": "IN/no"}, ["IN/no"]),
+    "equal names": (SEGMENTER, ["b.JPG", "b.tif"], {}, ["b.JPG and of ", "b.tif"]),
+    "equal names of original": (
+        SEGMENTER, ["a.png", "a_prob.png"], {"output": ORIGINAL_KINDS["prob"]},
+        ["a.png and of ", "a_prob.png", "OUT/a_prob.png"],
+    ),
+    "files among images": (SEGMENTER, ["a.png"], {"out": "IN/out"}, ["OUT: ", "IN"]),
+    "files beside images": (
+        SEGMENTER, ["a.png"], {"out": "IN", "output": ORIGINAL_KINDS["raw"], "recursive": False}, ["OUT: ", "IN"]
+    ),
+}  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("extra", "out", "names"), [("b.tif", "out", ["b.JPG and of ", "b.tif"]), (None, "in/out", ["OUT", "IN"])]
-)
-def test_clashing_names_raise(tmp_path: Path, extra: str | None, out: str, names: list[str]) -> None:
-    images, network = _images(tmp_path / "in"), _network()
-    if extra is not None:
-        random_image(9).save(images / extra)
-    before = _files(tmp_path)
-    refused(DataError, lambda: segment_images(network, images, tmp_path / out), *names)
+@pytest.mark.parametrize(("arch", "images", "arguments", "names"), REFUSALS.values(), ids=REFUSALS)
+def test_impossible_calls_raise_and_write_nothing(
+    arch: str, images: list[str], arguments: dict[str, Any], names: list[str], tmp_path: Path
+) -> None:
+    (tmp_path / "in").mkdir()
+    for name in images:
+        random_image(9).save(tmp_path / "in" / name)
+    network, before = _network(arch), _files(tmp_path)
+
+    def filled(text: str) -> str:
+        return re.sub("^(IN|OUT)(?!:)", lambda found: str(tmp_path / found[0].lower()), text)
+
+    places = {key: filled(arguments.get(key, place)) for key, place in (("source", "IN"), ("out", "OUT"))}
+    call: Any = partial(segment_images, network, **{**arguments, **places})
+    refused((ConfigError, DataError), call, *map(filled, names))
     assert network.model.num_images == 0
     assert _files(tmp_path) == before
-
-
-def test_network_of_another_task_and_unknown_options_raise(tmp_path: Path) -> None:
-    out = tmp_path / "out"
-    refused(ConfigError, lambda: segment_images(_network("resnet18"), tmp_path, out), "tiny: ")
-    segment: Any = partial(segment_images, _network(), tmp_path, out)
-    refused(ConfigError, lambda: segment(output=["raw"]), "output = 'raw'", "palette, ids, prob, overlay")
-    refused(ConfigError, lambda: segment(classes_at="logits"), "classes_at = 'logits'", "image or input")
 
 
 def _segment_as_rank(images: Path, out: Path) -> tuple[int, int, int]:

@@ -144,7 +144,7 @@ class Validate(Command, ScoreOptions):
 
         given = [option for name, option in CLASSIFICATION_OPTIONS.items() if getattr(self, name)]
         if given and network.experiment.task == "segmentation":
-            what = f"{network.title} segments images, which are scored whole and one at a time"
+            what = f"{network.title} segments images: they are scored whole and one at a time"
             raise ConfigError(what, "command line", f"leave out {join_names(given)}")
         num_classes = network.experiment.network.num_classes
         if self.confusion and num_classes > MAX_CLASSES:

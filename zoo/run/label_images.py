@@ -70,7 +70,7 @@ def _is_vistas(config: Experiment) -> bool:
 def write_palette(path: Path, _: Image.Image, segments: Segments, colors: np.ndarray) -> None:
     """Write the classes as an indexed PNG with these ``colors``. Raises ConfigError for more than 256 classes."""
     if len(colors) > PALETTE_SIZE:
-        what = f"the network has {len(colors):,} classes, but PNG files of kind palette can hold {PALETTE_SIZE}"
+        what = f"the network has {len(colors):,} classes, but a palette PNG holds at most {PALETTE_SIZE}"
         raise ConfigError(what, "--output", "give ids, prob or overlay")
     image = Image.fromarray(segments.classes.numpy().astype(np.uint8))
     image.putpalette(colors.tobytes())  # red, green and blue of the first color, then of the second

@@ -87,7 +87,7 @@ def predict_each(
 ) -> tuple[list[ImagePrediction], list[str]]:
     """Return the results of `predict` for all readable images, and an error message for each other image."""
     if top < 1:
-        raise ConfigError(f"top = {top}: is the number of classes per image, at least 1")
+        raise ConfigError(f"top = {top}: give a number of classes of at least 1")
     with console(environment_rank() if process is None else process.rank, verbose):
         process = process or single_process()
         network = as_loaded(network, weights)

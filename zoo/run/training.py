@@ -158,7 +158,7 @@ def train(
         elif val is None:
             images = open_data(parse_data_path(data))
         else:
-            raise DataError("val is given for a folder or a name, which has images to validate on", data)
+            raise DataError("val is given, but a folder or a named data set has its own images to validate on", data)
         built = network.model if isinstance(network, LoadedNetwork) else network
         module = built if isinstance(built, nn.Module) else None
         if module is not None and memory not in (None, LEAN):
@@ -240,7 +240,7 @@ def train_experiment(
             observers.append(Histograms(log))
             if not histogram_parameters(state.model):
                 logger.warning(
-                    "--log-hist: no histograms: %s has no known classifier or last norm", config.network.arch
+                    "--log-hist writes no histograms: %s has no known classifier or last norm", config.network.arch
                 )
 
         # 4. The loop.
@@ -288,7 +288,7 @@ def _check_validates(config: Experiment, loaders: Loaders) -> None:
     }
     for key, value in needs.items():
         if value is not None and loaders[1] is None:
-            what = "compares validation scores, and the run has no images to validate on"
+            what = "needs validation scores, but the run has no images to validate on"
             raise ConfigError(what, f"{key} = {value}", "give a data set val, or remove the key")
 
 

@@ -181,7 +181,7 @@ class SegmentationTask(Task):
         confusion = self._confusion(reading)
         if confusion.pixels == 0:
             raise DataError(
-                f"all pixels of {reading.count} label maps are ignored, none has a class",
+                f"no pixel of {reading.count} label maps has a class",
                 "validation data",
                 "use label maps with classes, and describe their values in segmentation.layout",
             )
