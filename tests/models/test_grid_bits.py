@@ -39,6 +39,12 @@ def test_dropout_in_branches_of_chain_is_bit_identical(norm):
     assert not differing(*results)
 
 
+def test_maps_of_one_pixel_in_channels_last_are_bit_identical():
+    """Dimensions of size 1 may have any stride, by which kernels choose the order of their sums."""
+    models = [build("revbifpn_s0", memory=memory, grid_bits=14) for memory in ("auto", "plain")]
+    assert not differing(*(train(model, side=32, layout=torch.channels_last) for model in models))
+
+
 @pytest.mark.parametrize("name", ["revnet38_cifar", "irevnet_cifar"])
 def test_meter_of_reconstruction_finds_no_error(name):
     for bits, has_error in ((14, False), (None, True)):

@@ -18,7 +18,7 @@ from torch.func import functional_call
 
 from zoo.ops.chain import ErrorCallback, Gradients, Link, Tensors, run_chain, storage_ids
 from zoo.ops.context import is_fx_proxy
-from zoo.ops.grid import round_to_grid, sum_on_grid
+from zoo.ops.grid import round_to_grid, sum_on_grid, with_standard_strides
 from zoo.ops.inverse import channel_pool, channel_unpool, halves
 from zoo.ops.pooling import memory_format_of
 from zoo.ops.recomputation import pause_statistics
@@ -164,6 +164,7 @@ def subtract_branch(
             x = torch.sub(y, added, out=out)
         else:
             x, summary = sum_on_grid(y, added, grid_bits, subtract=True, out=out)
+            dy = with_standard_strides(dy)  # as in the backward of `round_to_grid` with stored activations
         del added  # frees its memory before the backward pass of the branch
         if graph is None:
             return x, dsources, {}, summary

@@ -16,6 +16,7 @@ from torch import Tensor
 from zoo.config.limits import MAX_GRID_BITS
 from zoo.errors import ConfigError, VerificationError
 from zoo.ops.backend import back_end_for
+from zoo.torch_internals.dispatch import are_transforms_active
 
 HALF = (torch.float16, torch.bfloat16)
 SIGNIFICAND_BITS = {torch.float32: 24, torch.float64: 53}
@@ -48,7 +49,23 @@ class _RoundToGrid(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, None]:
-        return dy, None
+        return with_standard_strides(dy), None
+
+
+def with_standard_strides(x: Tensor) -> Tensor:
+    """Return a view of a contiguous or channels_last x with the strides of a new tensor; other tensors unchanged.
+
+    Dimensions of size 1 may have any stride. Sums in place and out of place leave different strides there, by which
+    kernels choose an order of summation. Gradients of branches would then depend on whether activations are stored.
+    """
+    if are_transforms_active():
+        return x
+    if x.is_contiguous():
+        return x.view(-1).view(x.shape)
+    if x.dim() == 4 and x.is_contiguous(memory_format=torch.channels_last):
+        last = x.permute(0, 2, 3, 1)
+        return last.view(-1).view(last.shape).permute(0, 3, 1, 2)
+    return x
 
 
 def sum_on_grid(
