@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -43,3 +45,8 @@ def relative_error(actual: Tensor, expected: Tensor) -> float:
     expected = expected.double()
     size = expected.abs().max().item() if expected.numel() else 0.0
     return ((actual.double() - expected).abs().max().item() if expected.numel() else 0.0) / (size or 1.0)
+
+
+def worst_error(actual: Iterable[Tensor], expected: Iterable[Tensor]) -> float:
+    """Return the largest `relative_error` of the tensors in two sequences of the same length."""
+    return max(relative_error(*pair) for pair in zip(actual, expected, strict=True))

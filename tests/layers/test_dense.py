@@ -7,9 +7,10 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from tests.formula import relative_error
+from tests.formula import relative_error, worst_error
 from tests.held import held_bytes
 from tests.nets import build
+from tests.step import step
 from zoo.layers import ABN, InPlaceABN
 from zoo.layers.dense import DenseModule
 from zoo.models.densenet import DenseNet
@@ -22,18 +23,6 @@ def network(norm: str = "inplace", memory: str = "auto", **options) -> DenseNet:
     return build("densenet121", norm=norm, memory=memory, **options)
 
 
-def step(model, x, call=None):
-    """Return output, gradients and buffers after one training step."""
-    out = model(x) if call is None else call(x)
-    sum(o.square().mean() for o in (out if isinstance(out, list) else [out])).backward()
-    outputs = out if isinstance(out, list) else [out]
-    return [*outputs, *[p.grad for p in model.parameters() if p.grad is not None], *model.buffers()]
-
-
-def worst(actual, expected):
-    return max(relative_error(ours, truth) for ours, truth in zip(actual, expected, strict=True))
-
-
 @pytest.mark.parametrize("features_only", [False, True])
 @pytest.mark.parametrize("dilation", [1, [1, 1, 2, 4]])
 @pytest.mark.parametrize("norm", ["standard", "inplace"])
@@ -43,7 +32,7 @@ def test_every_memory_strategy_takes_the_same_step(norm, dilation, features_only
     plain = step(network(norm, "plain", **options).double(), x)
     for memory in ("auto", "checkpoint"):
         found = step(network(norm, memory, **options).double(), x)
-        assert worst(found, plain) < 1e-9
+        assert worst_error(found, plain) < 1e-9
         assert {int(count) for count in found if count.dtype == torch.long} == {1, 0} if features_only else {1}
 
 
@@ -52,7 +41,7 @@ def test_channels_last_and_evaluation_agree_with_plain(memory):
     x = torch.randn(2, 3, 64, 64)
     plain, model = network(memory="plain"), network(memory=memory).to(memory_format=torch.channels_last)
     out = step(model, x.contiguous(memory_format=torch.channels_last))
-    assert worst(out, step(plain, x)) < 1e-3
+    assert worst_error(out, step(plain, x)) < 1e-3
     with torch.no_grad():
         assert relative_error(model.eval()(x), plain.eval()(x)) < 1e-4
 
@@ -60,19 +49,10 @@ def test_channels_last_and_evaluation_agree_with_plain(memory):
 @pytest.mark.parametrize("memory", ["auto", "checkpoint"])
 def test_under_autocast_step_equals_plain_training(memory):
     x = torch.randn(2, 3, 64, 64)
-
-    def autocast(model):
-        def call(x):
-            with torch.autocast("cpu", torch.bfloat16):
-                return model(x).float()
-
-        return call
-
-    plain, model = network(memory="plain"), network(memory=memory)
-    found, truth = step(model, x, autocast(model)), step(plain, x, autocast(plain))
+    found, truth = (step(network(memory=each), x, autocast=True) for each in (memory, "plain"))
     assert [tensor.dtype for tensor in found] == [tensor.dtype for tensor in truth]
-    assert worst(found[:1], truth[:1]) < 1e-2
-    assert worst(found[1:], truth[1:]) < 0.1  # gradients of bfloat16 through 16 norms
+    assert worst_error(found[:1], truth[:1]) < 1e-2
+    assert worst_error(found[1:], truth[1:]) < 0.1  # gradients of bfloat16 through 16 norms
 
 
 def held(memory: str, layers: int, norm=InPlaceABN) -> int:

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from tests.dist.spawn import run_distributed
-from tests.formula import activated_batch_norm, relative_error
+from tests.formula import activated_batch_norm, relative_error, worst_error
 from zoo.layers import ABN, InPlaceABN, InPlaceABNSync, freeze_norms
 from zoo.layers.dense import norm_conv
 from zoo.torch_internals.data import ALL_GATHER
@@ -44,10 +44,6 @@ def unfused(norm, conv, *inputs):
     return conv(norm(torch.cat(inputs, 1)))
 
 
-def worst(actual, expected):
-    return max(relative_error(ours, truth) for ours, truth in zip(actual, expected, strict=True))
-
-
 def recomputes(out):
     return type(out.grad_fn).__name__ == "_NormActConvBackward"
 
@@ -65,7 +61,7 @@ def test_outputs_gradients_and_buffers_equal_the_two_modules(norm, state):
     for seed in range(2):
         found = outcome(norm_conv, layer, conv, parts(seed))
         assert recomputes(found[0])
-        assert worst(found, outcome(unfused, twin, conv, parts(seed))) < 1e-10
+        assert worst_error(found, outcome(unfused, twin, conv, parts(seed))) < 1e-10
 
 
 @pytest.mark.parametrize("inplace", [True, False])
@@ -85,7 +81,7 @@ def test_training_batch_between_evaluation_and_its_backward_is_allowed():
     out = norm_conv(layer.eval(), conv, *inputs)
     norm_conv(layer.train(), conv, *parts(1))
     leaves = [*layer.parameters(), *conv.parameters(), *inputs]
-    assert worst(torch.autograd.grad(out.square().sum(), leaves), truth) < 1e-10
+    assert worst_error(torch.autograd.grad(out.square().sum(), leaves), truth) < 1e-10
 
 
 class OwnNorm(InPlaceABN):
@@ -117,7 +113,7 @@ def test_unsupported_modules_run_sequentially(norm, conv):
     found = outcome(norm_conv, norm, conv, parts())
     assert not recomputes(found[0])
     norm.reset_running_stats()
-    assert worst(found[:-3], outcome(unfused, norm, conv, parts())[:-3]) < 1e-10
+    assert worst_error(found[:-3], outcome(unfused, norm, conv, parts())[:-3]) < 1e-10
 
 
 @pytest.mark.parametrize("kind", ["forward", "forward_pre", "full_backward", "full_backward_pre", "everywhere"])
@@ -148,6 +144,7 @@ def test_nothing_is_recomputed_without_gradients():
     assert not torch.equal(x, before)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # raised by torch while it traces
 def test_compiled_norm_conv_equals_eager():
     norm, conv = pair()
@@ -155,7 +152,7 @@ def test_compiled_norm_conv_equals_eager():
     torch._dynamo.reset()
     compiled = torch.compile(norm_conv, fullgraph=True, backend="aot_eager")
     found = outcome(compiled, norm, conv, parts())
-    assert worst(found, outcome(norm_conv, twin, conv, parts())) < 1e-10
+    assert worst_error(found, outcome(norm_conv, twin, conv, parts())) < 1e-10
 
 
 def test_torch_func_differentiates_norm_conv():
@@ -171,7 +168,7 @@ def test_torch_func_differentiates_norm_conv():
 
     found = torch.func.grad(loss)(names)
     truth = outcome(unfused, copy.deepcopy(norm), conv, inputs)[1:3]
-    assert worst(found.values(), truth) < 1e-10
+    assert worst_error(found.values(), truth) < 1e-10
 
 
 def _sync_step(sizes: tuple[int, ...]) -> tuple[list[torch.Tensor], Counter]:
@@ -213,5 +210,5 @@ def test_uneven_processes_equal_one_process(sizes):
     for index, parameter in enumerate((*layer.parameters(), *conv.parameters()), start=2):
         assert relative_error(sum(result[index] for result, _ in results), parameter.grad) < 1e-9
     for result, calls in results:
-        assert worst(result[-2:], [layer.running_mean, layer.running_var]) < 1e-10
+        assert worst_error(result[-2:], [layer.running_mean, layer.running_var]) < 1e-10
         assert calls == Counter({"all_reduce": 1, ALL_GATHER: 1})

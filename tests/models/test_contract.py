@@ -94,14 +94,21 @@ def feature_choices(arch: str) -> list[tuple[int | str, ...]]:
     return choices + ([("stem", 0, -1)] if arch in WITH_STEM_POOL else [])
 
 
+@functools.cache
+def stored_features(arch: str) -> tuple[list[Tensor], Any]:
+    """Return all features of a network with stored activations, and their descriptions."""
+    model = build(arch, features_only=True, norm=norms_of(arch)[-1], memory="plain")
+    torch.manual_seed(1)
+    return [feature.detach() for feature in model(images())], model.feature_info
+
+
 @pytest.mark.parametrize(("arch", "chosen"), [(arch, each) for arch in CLASSIFIERS for each in feature_choices(arch)])
 def test_chosen_features_equal_full_list_and_freeze_unused_parameters(arch: str, chosen: tuple[int | str, ...]) -> None:
     """DistributedDataParallel waits for the gradients of all parameters that are not frozen."""
-    memory = {"memory": "plain"} if "plain" in ARCHITECTURES[arch].memory else {}
-    how = {"features_only": True, "norm": norms_of(arch)[-1], **memory}
-    whole, model = build(arch, **how), build(arch, out_indices=chosen, **how)
-    expected, features = (each(images()) for each in (whole, model) if torch.manual_seed(1))  # the same dropout
-    infos = whole.feature_info
+    expected, infos = stored_features(arch)
+    model = build(arch, out_indices=chosen, features_only=True, norm=norms_of(arch)[-1], memory="plain")
+    torch.manual_seed(1)  # the same dropout
+    features = model(images())
     for index, feature, info in zip(chosen, features, model.feature_info, strict=True):
         if index == "stem":
             assert feature.shape[-1] == 32 // info["reduction"] == 2 * expected[0].shape[-1]

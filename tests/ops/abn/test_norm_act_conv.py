@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from tests.formula import activated_batch_norm, relative_error
+from tests.formula import activated_batch_norm, relative_error, worst_error
 from tests.refusals import refused
 from zoo.benchmark.variants import STRATEGIES, bn_act_conv
 from zoo.ops.abn.kernels import KERNELS
@@ -60,10 +60,6 @@ def gradients(out, tensors):
     return torch.autograd.grad(out, tensors, wave.to(out.dtype))
 
 
-def worst(actual, expected):
-    return max(relative_error(ours, truth) for ours, truth in zip(actual, expected, strict=True))
-
-
 @pytest.mark.parametrize("activation", ACTIVATIONS, ids=lambda activation: activation[0])
 @pytest.mark.parametrize("channels", [(6,), (3, 1, 2)], ids=["one input", "three inputs"])
 @pytest.mark.parametrize("convolution", CONVOLUTIONS)
@@ -74,7 +70,7 @@ def test_outputs_and_gradients_equal_autograd_of_formula(convolution, channels, 
     out = run(*tensors, geometry=geometry, activation=activation)
     truth = run_formula(*tensors, geometry=geometry, activation=activation)
     assert relative_error(out, truth) < 1e-10
-    assert worst(gradients(out, tensors), gradients(truth, tensors)) < 1e-10
+    assert worst_error(gradients(out, tensors), gradients(truth, tensors)) < 1e-10
     assert all(torch.equal(tensor, old) for tensor, old in zip(tensors, before, strict=True))
 
 
@@ -84,13 +80,13 @@ def test_constant_statistics_are_constant_in_backward():
     out = run(*tensors, fixed=Statistics(mean, var, None, None))
     truth = run_formula(*tensors, fixed=(mean, var))
     assert relative_error(out, truth) < 1e-10
-    assert worst(gradients(out, tensors), gradients(truth, tensors)) < 1e-10
+    assert worst_error(gradients(out, tensors), gradients(truth, tensors)) < 1e-10
 
 
 def test_norms_and_convolutions_may_lack_their_parameters():
     _, _, conv_weight, _, *inputs = leaves((4, 2))
     out, truth = run(None, None, conv_weight, None, *inputs), run_formula(None, None, conv_weight, None, *inputs)
-    assert worst(gradients(out, [conv_weight, *inputs]), gradients(truth, [conv_weight, *inputs])) < 1e-10
+    assert worst_error(gradients(out, [conv_weight, *inputs]), gradients(truth, [conv_weight, *inputs])) < 1e-10
 
 
 @pytest.mark.parametrize("trained", [*itertools.combinations(range(6), 1), (0, 1), (2, 3), (4, 5), (1, 2, 5)])
@@ -99,7 +95,7 @@ def test_only_inputs_that_require_gradients_receive_them(trained):
     for index, tensor in enumerate(tensors):
         tensor.requires_grad_(index in trained)
     wanted = [tensors[index] for index in trained]
-    assert worst(gradients(run(*tensors), wanted), gradients(run_formula(*tensors), wanted)) < 1e-10
+    assert worst_error(gradients(run(*tensors), wanted), gradients(run_formula(*tensors), wanted)) < 1e-10
 
 
 def test_input_of_several_layers_receives_all_gradients():
@@ -114,7 +110,7 @@ def test_input_of_several_layers_receives_all_gradients():
     def padded(layer):
         return lambda *args: layer(*args, geometry=((1, 1), (1, 1), (1, 1), 1))
 
-    assert worst(gradients(chain(padded(run)), tensors), gradients(chain(padded(run_formula)), tensors)) < 1e-10
+    assert worst_error(gradients(chain(padded(run)), tensors), gradients(chain(padded(run_formula)), tensors)) < 1e-10
 
 
 def test_only_inputs_are_saved():
@@ -150,7 +146,7 @@ def test_half_precision_agrees_within_its_own_rounding(dtype):
     assert all(gradient.dtype == dtype for gradient in found)
     # The gradient of conv_bias is a sum of 105 numbers in half precision. All others are as precise as in the
     # in-place norm, with a convolution on both sides.
-    assert worst(found, gradients(truth, exact)) < 16 * torch.finfo(dtype).eps
+    assert worst_error(found, gradients(truth, exact)) < 16 * torch.finfo(dtype).eps
 
 
 @pytest.mark.parametrize("inner", [torch.float32, torch.bfloat16, torch.float64])
@@ -165,7 +161,7 @@ def test_under_autocast_dtypes_equal_ordinary_convolution(inner):
     assert out.dtype == (torch.float64 if inner == torch.float64 else torch.bfloat16)
     found, expected = gradients(out, [*parameters, *inputs]), gradients(truth, [*parameters, *inputs])
     assert [g.dtype for g in found] == [g.dtype for g in expected]
-    assert worst(found, expected) < 16 * torch.finfo(inner if inner == torch.float64 else torch.bfloat16).eps
+    assert worst_error(found, expected) < 16 * torch.finfo(inner if inner == torch.float64 else torch.bfloat16).eps
 
 
 def test_autocast_cache_keeps_gradient_of_shared_kernel():
@@ -185,7 +181,7 @@ def test_five_strategies_of_paper_have_gradients_of_formula(strategy, size, grou
     truth = F.conv2d(activated_batch_norm(x, gamma, beta, signed=True), conv_weight, padding=size // 2, groups=groups)
     assert gamma.min() < -0.5 < 0.5 < gamma.max()
     assert relative_error(out, truth) < 1e-10
-    assert worst(gradients(out, tensors), gradients(truth, tensors)) < 1e-10
+    assert worst_error(gradients(out, tensors), gradients(truth, tensors)) < 1e-10
 
 
 def test_standard_saves_two_maps_and_other_strategies_one():
