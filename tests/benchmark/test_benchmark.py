@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -38,7 +39,11 @@ from zoo.remat.budget import parse_bytes
 CPU = torch.device("cpu")
 
 
-TINY = Setup(NetworkSpec(arch="resnet18"), batch=2, size=32, structure=(1, 1, 1, 1))
+def setup_of(arch: str, **options: Any) -> Setup:
+    return Setup(NetworkSpec(arch=arch), batch=2, size=32, **options)
+
+
+TINY = setup_of("resnet18", structure=(1, 1, 1, 1))
 
 
 pytestmark = [
@@ -166,21 +171,18 @@ def test_budgets_of_compiled_models_do_not_get_mixed_up() -> None:
     assert torch._functorch.config.activation_memory_budget == 1.0  # the process keeps its budget
 
 
-def test_errors_in_network_section_are_named() -> None:
-    refused(
-        ConfigError,
-        lambda: replace(TINY, spec=NetworkSpec(arch="resnet19")).build("standard", "plain"),
-        "resnet19",
-        "resnet18",
-    )
-    refused(ConfigError, lambda: replace(TINY, structure=(1, 1)).build("standard", "plain"), "4 stages")
-    refused(
-        ConfigError,
-        lambda: Setup(NetworkSpec(arch="revnext"), batch=2, size=32, structure=(1, 1)).build("standard", "plain"),
-        "revnext",
-        "structure",
-    )
-    refused(ConfigError, lambda: choose_strategies(EAGER, ["nothing"]), "'nothing'")
+@pytest.mark.parametrize(
+    ("call", "names"),
+    [
+        (lambda: setup_of("resnet19").build("standard", "plain"), ("resnet19", "resnet18")),
+        (lambda: setup_of("resnet18", structure=(1, 1)).build("standard", "plain"), ("4 stages",)),
+        (lambda: setup_of("revnext", structure=(1, 1)).build("standard", "plain"), ("revnext", "structure")),
+        (lambda: setup_of("revnet38_cifar").reversible_twin(), ("resnet32_cifar",)),
+        (lambda: choose_strategies(EAGER, ["nothing"]), ("'nothing'",)),
+    ],
+)
+def test_impossible_setup_raises(call: Callable[[], object], names: tuple[str, ...]) -> None:
+    refused(ConfigError, call, *names)
 
 
 def test_every_value_of_memory_option_is_strategy() -> None:
@@ -232,8 +234,9 @@ def test_failing_strategy_is_noted_unless_it_is_baseline() -> None:
 
 def test_reversible_networks_are_measured_beside_ordinary_ones() -> None:
     results = new_results()
-    setup = Setup(NetworkSpec(arch="resnet32_cifar"), batch=2, size=32)
-    measure_strategies(results, setup, choose_strategies(EAGER, ["*RevNet*", "std-BN checkpointed"]), rounds=0)
+    measure_strategies(
+        results, setup_of("resnet32_cifar"), choose_strategies(EAGER, ["*RevNet*", "std-BN checkpointed"]), rounds=0
+    )
     held = values_of(results, "held")
     assert [*held] == [BASELINE, "std-BN checkpointed", "RevNet stored", "RevNet", "RevNet, iABN"]
     assert held["RevNet, iABN"] < held["RevNet"] < held["std-BN checkpointed"] < held["RevNet stored"]
@@ -270,14 +273,6 @@ def test_segmentation_is_measured_with_pixel_wise_loss() -> None:
     assert setup.forward_of(lambda images: images.new_zeros(2, 5, 32, 32))().item() == pytest.approx(2 * math.log(5))
     predicted, taken = predict_and_count(replace(setup, batch=4), EAGER[0])
     assert predicted == pytest.approx(taken, rel=TOLERANCE)
-
-
-def test_note_on_reversible_network_names_its_ordinary_twin() -> None:
-    refused(
-        ConfigError,
-        lambda: Setup(NetworkSpec(arch="revnet38_cifar"), batch=2, size=32).reversible_twin(),
-        "resnet32_cifar",
-    )
 
 
 @pytest.mark.parametrize(

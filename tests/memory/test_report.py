@@ -263,26 +263,24 @@ class OutOfMemory(nn.Conv2d):
         return super().forward(x).exp()
 
 
-def test_plain_step_may_not_fit_into_memory() -> None:
-    report = zoo.memory_report(OutOfMemory(3, 8, 3), images(64))
-    assert report.plain_peak == float("inf")
-    assert f"peak of a training step: plain out of memory, lean {report.peak / 1e6:.3g} MB" in str(report)
+class Hiding(nn.Conv2d):
+    def forward(self, x: Tensor) -> list[int]:
+        return [super().forward(x).exp().numel()]
 
 
-def test_no_plain_step_runs_if_peak_is_limited() -> None:
-    report = zoo.memory_report(OutOfMemory(3, 8, 3), images(64), budget="1GB")
-    assert report.plain_peak is None
-    assert f"peak of a training step: lean {report.peak / 1e6:.3g} MB\n" in str(report)
-
-
-def test_no_peak_is_measured_without_loss() -> None:
-    class Hiding(nn.Conv2d):
-        def forward(self, x: Tensor) -> list[int]:
-            return [super().forward(x).exp().numel()]
-
-    report = zoo.memory_report(Hiding(3, 8, 3), images(64))
-    assert (report.plain_peak, report.peak, report.with_checkpoints) == (None, None, None)
-    assert "not measured, as no output requires gradients" in str(report)
+@pytest.mark.parametrize(
+    ("kind", "budget", "plain_peak", "text"),
+    [
+        (OutOfMemory, None, float("inf"), "plain out of memory, lean {:.3g} MB"),
+        (OutOfMemory, "1GB", None, "lean {:.3g} MB\n"),
+        (Hiding, None, None, "not measured, as no output requires gradients"),
+    ],
+)
+def test_unmeasured_peaks_are_named(kind: Any, budget: str | None, plain_peak: float | None, text: str) -> None:
+    report = zoo.memory_report(kind(3, 8, 3), images(64), budget=budget)
+    assert report.plain_peak == plain_peak
+    assert (report.peak is None) == (kind is Hiding)
+    assert f"peak of a training step: {text.format((report.peak or 0) / 1e6)}" in str(report)
 
 
 class WithLoss(nn.Linear):
