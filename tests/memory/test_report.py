@@ -171,7 +171,7 @@ class Part(nn.Module):
 
 
 def test_printed_report_is_short_and_names_the_largest_holders() -> None:
-    parts = {f"a_part_of_the_network_with_quite_a_long_name_{index}": Part() for index in range(30)}
+    parts = {f"a_part_of_the_network_with_quite_a_long_name_{index}": Part() for index in range(8)}
     layers = {"stem": nn.Conv2d(3, 16, 3, padding=1), "parts": nn.Sequential(OrderedDict(parts)), "last": Cumulative()}
     report = zoo.memory_report(nn.Sequential(OrderedDict(layers)), images(64))
     lines = str(report).splitlines()
@@ -238,8 +238,8 @@ def norm_between_convolutions(norm: nn.Module) -> nn.Module:
 @pytest.mark.parametrize(
     ("model", "dtype"),
     [
-        (network(blocks=6, channels=16), torch.float32),  # norms are fused with shortcuts and ReLUs
-        (network(channels=16).to(memory_format=torch.channels_last), torch.float64),
+        (network(blocks=2, channels=16), torch.float32),  # norms are fused with shortcuts and ReLUs
+        (network(blocks=2, channels=16).to(memory_format=torch.channels_last), torch.float64),
         (norm_between_convolutions(nn.BatchNorm2d(8, affine=False)), torch.float32),
         (norm_between_convolutions(nn.BatchNorm2d(8).eval()), torch.float32),
         (norm_between_convolutions(nn.BatchNorm2d(8)), torch.bfloat16),  # its norms are not fused
