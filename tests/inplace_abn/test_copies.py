@@ -90,6 +90,13 @@ def write(folder: Path, files: dict[str, str]) -> None:
         (folder / name).write_text(text)
 
 
+def import_copy(root: Path, files: dict[str, str]) -> Any:
+    """Write a copy of the original as the package libs, and import it with its modules replaced."""
+    write(root / "libs", files)
+    replace_copy("libs")
+    return importlib.import_module("libs")
+
+
 def twin(activation: nn.Module) -> nn.Module:
     return nn.Sequential(nn.BatchNorm2d(4), activation).double()
 
@@ -109,9 +116,7 @@ def test_copy_is_never_run(root: Path, files: dict[str, str]) -> None:
 
 
 def test_abn_of_first_release_applies_relu(root: Path) -> None:
-    write(root / "libs", FIRST)
-    replace_copy("libs")
-    libs: Any = importlib.import_module("libs")
+    libs = import_copy(root, FIRST)
     check_equal(libs.ABN(4).double(), twin(nn.ReLU()), images())
     check_equal(libs.ABN(4, nn.LeakyReLU(0.2), eps=1e-5).double(), twin(nn.LeakyReLU(0.2)), images())
     check_equal(libs.Block(4)[1].double(), twin(nn.ReLU()), images())
@@ -121,9 +126,7 @@ def test_abn_of_first_release_applies_relu(root: Path) -> None:
 
 
 def test_abn_of_later_releases_applies_leaky_relu(root: Path) -> None:
-    write(root / "libs", LATER)
-    replace_copy("libs")
-    libs: Any = importlib.import_module("libs")
+    libs = import_copy(root, LATER)
     check_equal(libs.ABN(4).double(), twin(nn.LeakyReLU(0.01)), images())
     check_equal(libs.Block(4, libs.InPlaceABN)[1].double(), twin(nn.LeakyReLU(0.01)), images())
     assert isinstance(libs.InPlaceABN(4), libs.ABN)

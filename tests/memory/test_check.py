@@ -14,7 +14,6 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-import torchvision
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
@@ -609,11 +608,6 @@ def convolutions() -> tuple[nn.Module, tuple[Any, ...], dict[str, Any]]:
     return blocks(Norm, nn.ReLU, nn.Dropout), (images().requires_grad_(),), {}
 
 
-def resnet() -> tuple[nn.Module, tuple[Any, ...], dict[str, Any]]:
-    torch.manual_seed(0)
-    return torchvision.models.resnet18(num_classes=10), (torch.randn(4, 3, 32, 32),), {}
-
-
 class LanguageModel(nn.Module):
     """A transformer with a dict of outputs, its own loss, and a tied embedding."""
 
@@ -673,7 +667,7 @@ def checkpoint_each_layer(model: nn.Module) -> nn.Module:
 
 @pytest.mark.parametrize(
     "build",
-    [convolutions, pytest.param(resnet, marks=pytest.mark.slow), language_model, recurrent, small],
+    [convolutions, language_model, recurrent, small],
 )
 @pytest.mark.parametrize(
     "variant",

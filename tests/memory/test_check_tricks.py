@@ -230,13 +230,18 @@ def scale_again(wrapped: Wrapped, x: Tensor) -> Tensor:
     return head(hidden.tanh())
 
 
-def operation(forward: Callable[..., Any], backward: Callable[..., Any]) -> Callable[..., Any]:
+def operation(
+    forward: Callable[..., Any], backward: Callable[..., Any], is_once_differentiable: bool = False
+) -> Callable[..., Any]:
     """Return a differentiable operation.
 
     Args:
     - `forward`: returns the output, and the tensors to save.
     - `backward`: returns the gradients of the inputs, from the saved tensors and the gradients of the outputs.
     """
+
+    def differentiate(ctx: Any, *gradients: Any) -> Any:
+        return backward(*ctx.saved_tensors, *gradients)
 
     class Operation(Function):
         @staticmethod
@@ -246,10 +251,7 @@ def operation(forward: Callable[..., Any], backward: Callable[..., Any]) -> Call
             ctx.save_for_backward(*saved)
             return output
 
-        @staticmethod
-        def backward(ctx: Any, *gradients: Any) -> Any:
-            return backward(*ctx.saved_tensors, *gradients)
-
+    Operation.backward = staticmethod(once_differentiable(differentiate) if is_once_differentiable else differentiate)
     return Operation.apply
 
 
@@ -311,19 +313,11 @@ leaky_relu_of_output = operation(
 )
 
 
-class TanhOnce(Function):
-    """Raises an error for second derivatives."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        y = x.tanh()
-        ctx.save_for_backward(y)
-        return y
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, gradient: Tensor) -> Tensor:
-        return torch.ops.aten.tanh_backward(gradient, ctx.saved_tensors[0])
+tanh_once = operation(
+    output_and(lambda x, y: y, torch.tanh),
+    lambda y, gradient: torch.ops.aten.tanh_backward(gradient, y),
+    is_once_differentiable=True,
+)
 
 
 def apply(function: Callable[[Tensor], Tensor]) -> Callable[[Wrapped, Tensor], Tensor]:
@@ -489,13 +483,8 @@ def test_fault_after_scenario_with_error_is_found(trick: str) -> None:
     assert_found(checked(network, lambda model: Wrapped(variant(model), refuse_autocast)), text)
 
 
-class TanhOnceInNetwork(nn.Module):
-    def forward(self, x: Tensor) -> Tensor:
-        return TanhOnce.apply(x)
-
-
 def test_scenario_that_fails_in_plain_training_is_skipped() -> None:
-    found = zoo.check(with_last(TanhOnceInNetwork()), features())
+    found = zoo.check(with_last(Layers(tanh_once)), features())
     assert found.same is True
     assert "second derivatives" in found.skipped
     assert "autocast" in found.scenarios
@@ -503,7 +492,7 @@ def test_scenario_that_fails_in_plain_training_is_skipped() -> None:
 
 
 def test_error_of_variant_alone_is_no_difference_and_is_reported() -> None:
-    found = checked("layers", replacing(nn.Tanh, apply(TanhOnce.apply)))
+    found = checked("layers", replacing(nn.Tanh, apply(tanh_once)))
     assert found.same is True
     assert found.skipped == ("overwritten inputs",)
     (error,) = found.errors

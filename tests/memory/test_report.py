@@ -295,25 +295,44 @@ class WithLoss(nn.Linear):
         return {**loss, "scores": scores}
 
 
-def test_inputs_are_given_by_name_and_loss_of_labels_is_counted() -> None:
-    x, labels = torch.randn(128, 64), torch.zeros(128, dtype=torch.long)
-    scores_bytes = 4 * 128 * 32
-    without = zoo.memory_report(WithLoss(), pixel_values=x)
-    assert without.plain == zoo.memory_report(WithLoss(), x).plain == scores_bytes
-    with_loss = zoo.memory_report(WithLoss(), **{"pixel_values": x, "labels": labels})
-    assert with_loss.plain == pytest.approx(2 * scores_bytes, rel=0.01)  # and the logarithm of the softmax
-    assert zoo.memory_report(WithLoss(), x, None, 0.5).plain == 2 * scores_bytes - scores_bytes
+class OfDict(nn.Linear):
+    def forward(self, batch: dict[str, Tensor]) -> Tensor:
+        return super().forward(batch["x"]).exp()
 
 
-def test_dict_counts_as_one_input() -> None:
-    class OfDict(nn.Linear):
-        def forward(self, batch: dict[str, Tensor]) -> Tensor:
-            return super().forward(batch["x"]).exp()
+class OfLists(nn.Conv2d):
+    """Called like torchvision's detectors, with lists of images and targets."""
 
-    x = torch.randn(128, 64)
-    assert zoo.memory_report(OfDict(64, 32), {"x": x}).plain == 4 * 128 * 32
+    def forward(self, images: list[Tensor], targets: list[dict[str, Tensor]]) -> Tensor:
+        maps = [super(OfLists, self).forward(image[None]).sigmoid() for image in images]
+        return sum((each * target["boxes"]).sum() for each, target in zip(maps, targets, strict=True))
+
+
+ROWS, SCORES_BYTES = torch.randn(128, 64), 4 * 128 * 32
+
+
+@pytest.mark.parametrize(
+    ("model", "inputs", "named_inputs", "plain"),
+    [
+        (WithLoss(), (ROWS,), {}, SCORES_BYTES),
+        (WithLoss(), (ROWS, None, 0.5), {}, SCORES_BYTES),
+        (WithLoss(), (), {"pixel_values": ROWS}, SCORES_BYTES),
+        (WithLoss(), (), {"pixel_values": ROWS, "labels": torch.zeros(128, dtype=torch.long)},
+         pytest.approx(2 * SCORES_BYTES, rel=0.01)),  # and the logarithm of the softmax
+        (OfDict(64, 32), ({"x": ROWS},), {}, SCORES_BYTES),
+        (OfLists(3, 8, 3), ([torch.randn(3, 66, 66)] * 2, [{"boxes": torch.randn(64, 64)}] * 2), {}, 2 * 4 * 8 * 64**2),
+    ],
+    ids=["by position", "options", "by name", "with loss", "dict", "lists"],
+)  # fmt: skip
+def test_inputs_reach_the_network_and_are_not_counted(
+    model: nn.Module, inputs: tuple[Any, ...], named_inputs: dict[str, Any], plain: Any
+) -> None:
+    assert zoo.memory_report(model, *inputs, **named_inputs).plain == plain
+
+
+def test_error_of_network_for_dict_is_raised() -> None:
     with pytest.raises(KeyError):
-        zoo.memory_report(OfDict(64, 32), {"y": x})
+        zoo.memory_report(OfDict(64, 32), {"y": ROWS})
 
 
 class Batch:
@@ -337,20 +356,6 @@ def test_inputs_in_objects_are_copied_and_not_counted(pack: Callable[[Tensor], A
     assert report.plain == 4 * 128 * 64
     assert report.plain_peak == zoo.memory_report(model, x).plain_peak
     assert report.largest_batch("1MB") > 128
-
-
-def test_all_inputs_are_passed_to_network_and_not_counted() -> None:
-    class Detector(nn.Conv2d):
-        """A network with the inputs of torchvision's detectors: a list of images and a list of targets."""
-
-        def forward(self, images: list[Tensor], targets: list[dict[str, Tensor]]) -> Tensor:
-            first, second = (super(Detector, self).forward(image[None]).sigmoid() for image in images)
-            return (first * targets[0]["boxes"] + second * targets[1]["boxes"]).sum()
-
-    images = [torch.randn(3, 66, 66) for _ in range(2)]
-    targets = [{"boxes": torch.randn(64, 64)} for _ in range(2)]
-    report = zoo.memory_report(Detector(3, 8, 3), images, targets)
-    assert report.plain == 2 * 4 * 8 * 64**2
 
 
 @pytest.mark.parametrize("given", ["resnet18", nn.Conv2d, [nn.ReLU()], None])
