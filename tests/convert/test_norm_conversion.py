@@ -31,11 +31,11 @@ def scrambled(model: nn.Module, positive: bool = False) -> nn.Module:
     return scramble(model, positive=positive).double()
 
 
-def chain(*layers: nn.Module, dims: int = 2) -> nn.Sequential:
-    """Two convolutions with norms of both signs; ``layers`` follow the first norm."""
+def chain(activation: nn.Module) -> nn.Sequential:
+    """Two convolutions with norms of both signs; the second norm has no activation."""
     torch.manual_seed(0)
-    conv, norm = CONV[dims], NORM[dims]
-    return scrambled(nn.Sequential(conv(3, 8, 3, bias=False), norm(8), *layers, conv(8, 4, 3), norm(4)))
+    layers = (nn.Conv2d(3, 8, 3, bias=False), nn.BatchNorm2d(8), activation, nn.Conv2d(8, 4, 3), nn.BatchNorm2d(4))
+    return scrambled(nn.Sequential(*layers))
 
 
 def kept_tensors(module, *inputs):

@@ -29,6 +29,7 @@ from zoo.weights.safetensors_files import safetensors_bytes
 
 pytestmark = pytest.mark.usefixtures("small_networks")
 
+pytest.importorskip("safetensors")
 ENTRY = {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}
 
 
@@ -61,11 +62,6 @@ def test_missing_package_raises_with_install_command(
 
 
 @pytest.fixture
-def _installed() -> None:
-    pytest.importorskip("safetensors")
-
-
-@pytest.fixture
 def network(tmp_path: Path) -> Any:
     """A small network, whose weights and description are in source.pth."""
     torch.manual_seed(0)
@@ -85,7 +81,6 @@ def assert_same(one: dict[str, Tensor], other: dict[str, Tensor]) -> None:
     assert all(torch.equal(tensor, other[key]) and tensor.dtype == other[key].dtype for key, tensor in one.items())
 
 
-@pytest.mark.usefixtures("_installed")
 def test_exported_file_is_plain_state_dict_and_describes_its_network(
     network: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -109,7 +104,6 @@ def test_exported_file_is_plain_state_dict_and_describes_its_network(
     assert re.search(r"class_names +\['a', 'b', 'c'\]\n", shown)
 
 
-@pytest.mark.usefixtures("_installed")
 def test_conversions_read_and_write_both_formats(network: Any, tmp_path: Path) -> None:
     path = export(tmp_path)
     for target in "standard.pth", "standard.safetensors":
@@ -121,7 +115,6 @@ def test_conversions_read_and_write_both_formats(network: Any, tmp_path: Path) -
     assert torch.load(tmp_path / "standard.pth", weights_only=True)["network"]["norm"] == "standard"
 
 
-@pytest.mark.usefixtures("_installed")
 def test_training_checkpoint_is_written_without_its_training_state(tmp_path: Path) -> None:
     network = zoo.get("resnet32_cifar", num_classes=2)
     averaged = {key: tensor + 1 for key, tensor in network.state_dict().items()}
@@ -131,7 +124,6 @@ def test_training_checkpoint_is_written_without_its_training_state(tmp_path: Pat
     assert_same(read_checkpoint(export(tmp_path))["state_dict"], averaged)
 
 
-@pytest.mark.usefixtures("_installed")
 def test_tied_strided_and_short_tensors_are_written_in_full() -> None:
     from safetensors.torch import load
 
@@ -141,7 +133,6 @@ def test_tied_strided_and_short_tensors_are_written_in_full() -> None:
     assert_same(load(safetensors_bytes(tensors)), tensors)
 
 
-@pytest.mark.usefixtures("_installed")
 @pytest.mark.parametrize(
     "tensor", [torch.zeros(2, dtype=torch.complex128), torch.eye(2).to_sparse(), torch.empty(2, device="meta")]
 )
@@ -176,7 +167,6 @@ DAMAGED: dict[str, tuple[Callable[[Path], object], str]] = {
 }  # fmt: skip
 
 
-@pytest.mark.usefixtures("_installed")
 @pytest.mark.parametrize("kind", DAMAGED)
 def test_damaged_file_is_one_clear_error_and_nothing_is_unpickled(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -187,7 +177,6 @@ def test_damaged_file_is_one_clear_error_and_nothing_is_unpickled(
     check_refusal(path, name)
 
 
-@pytest.mark.usefixtures("_installed")
 def test_tensors_do_not_change_with_file(tmp_path: Path) -> None:
     path = tmp_path / "w.safetensors"
     path.write_bytes(safetensors_bytes({"a": torch.ones(1000)}))
@@ -197,7 +186,6 @@ def test_tensors_do_not_change_with_file(tmp_path: Path) -> None:
 
 
 @EXAMPLES
-@pytest.mark.usefixtures("_installed")
 def test_any_bytes_give_tensors_or_error(examples: int, tmp_path: Path) -> None:
     record = NetworkRecord(spec=zoo.get("resnet32_cifar").built_as)
     sound = safetensors_bytes({"a": torch.randn(3), "b": torch.tensor(7)}, record)

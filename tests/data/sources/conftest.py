@@ -14,7 +14,7 @@ from zoo.data.sources import remote
 
 @pytest.fixture
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The folder of the shards in the cache; may be fetched without delays between retries."""
+    """The folder of the shards in the cache. Requests are allowed, and retries do not wait."""
     monkeypatch.setenv("ZOO_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("NO_PROXY", "*")
     monkeypatch.delenv("ZOO_OFFLINE", raising=False)
