@@ -99,7 +99,7 @@ def test_scales_below_eps_raise_unless_approximate():
     assert converted["bn_out.weight"][5] == 0
 
 
-@pytest.mark.parametrize(("arch", "options"), [CASES[0], CASES[1], CASES[4]])
+@pytest.mark.parametrize(("arch", "options"), [*CASES[:2], pytest.param(*CASES[4], marks=pytest.mark.slow)])
 def test_in_place_scales_of_any_sign_become_standard_scales(arch, options):
     given = scrambled(arch, **options)
     converted, spec, report = inplace_to_standard(given, spec_of(arch, norm="sync", **options))
