@@ -320,28 +320,24 @@ def test_low_rank_product_is_not_saved() -> None:
     assert_same_step(*networks, x)
 
 
-def test_call_without_large_tensors_runs_plainly(monkeypatch: pytest.MonkeyPatch) -> None:
-    entered: list[int] = []
-    enter = Rematerializer.__enter__
-    monkeypatch.setattr(Rematerializer, "__enter__", lambda self: [entered.append(1), enter(self)][1])
+def test_call_without_large_tensors_runs_plainly(recordings: Count) -> None:
     model = lean(nn.Sequential(nn.Linear(8, 64), nn.SiLU(), nn.Linear(64, 2)))
     for rows, expected in ((4, 1), (4, 1), (512, 2), (512, 3), (512, 4), (4, 4), (8, 5)):
         model(torch.randn(rows, 8)).sum().backward()
-        assert len(entered) == expected
+        assert recordings.number == expected
     model.eval()
     model(torch.randn(4, 8))
-    assert len(entered) == 6
+    assert recordings.number == 6
     of_list = lean(_OfList())
     for rows, expected in ((4, 7), (4, 7), (5, 8)):
         of_list([torch.randn(rows, 8)]).sum().backward()
-        assert len(entered) == expected
+        assert recordings.number == expected
 
 
 @pytest.mark.parametrize("name", ["products", "small tensors", "little to save", "frozen layers"])
-def test_calls_that_recompute_nothing_run_plainly(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    entered: list[int] = []
-    enter = Rematerializer.__enter__
-    monkeypatch.setattr(Rematerializer, "__enter__", lambda self: [entered.append(1), enter(self)][1])
+def test_calls_that_recompute_nothing_run_plainly(
+    name: str, recordings: Count, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(limit, "NUM_PLAIN", 3)
     model = {
         "products": lambda: nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 64)),
@@ -355,7 +351,7 @@ def test_calls_that_recompute_nothing_run_plainly(name: str, monkeypatch: pytest
     lean(model)
     for expected in [1, 1, 1, 1, 2, 2, 2, 2, 3] if name != "frozen layers" else [1, 2, 3, 4, 5]:
         model(x).sum().backward()
-        assert len(entered) == expected
+        assert recordings.number == expected
 
 
 @pytest.mark.parametrize(
@@ -389,22 +385,16 @@ def test_calls_of_kinds_seen_once_are_not_planned(
         lambda number: {"files": (f"{number}.jpg", f"{number + 1}.jpg")},
         lambda number: [f"{number}.jpg", torch.zeros(2)],
         lambda number: {"nested": [{"name": str(number)}]},
+        lambda number: number,
+        lambda number: number / 2,
     ],
-    ids=["files in dict", "file in list", "nested"],
+    ids=["files in dict", "file in list", "nested", "number of step", "fraction"],
 )
-def test_names_within_an_argument_make_no_new_kind(other: Callable[[int], Any]) -> None:
+def test_varying_arguments_make_no_new_kind(other: Callable[[int], Any]) -> None:
     model, x = lean(_WithOther()), torch.randn(80, 64)
     for number in range(4):
         model(x, other(number)).sum().backward()
     assert len(vars(model)["_zoo_lean"].limiter._kinds) == 1
-
-
-def test_number_of_step_makes_no_new_kind() -> None:
-    model, x = lean(_WithOther()), torch.randn(80, 64)
-    for number in range(5):
-        model(x, number).sum().backward()
-        model(x, number / 2).sum().backward()
-    assert len(vars(model)["_zoo_lean"].limiter._kinds) == 2
 
 
 class _WithOther(nn.Module):

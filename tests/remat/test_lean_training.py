@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -13,7 +11,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import zoo
-from tests.remat.programs import Checkpointed, are_equal, gradients, images, network
+from tests.remat.programs import are_equal, images, network, train_steps
 from zoo.remat import Rematerializer
 from zoo.remat import lean as lean_module
 from zoo.remat.lean import lean
@@ -30,19 +28,9 @@ def keep_nothing_for_being_small(monkeypatch: pytest.MonkeyPatch) -> None:
     )
 
 
-def train(model: nn.Module, forward: Callable[[Tensor], Tensor], steps: int = 2, micro_steps: int = 1) -> list[Tensor]:
-    """Return the losses of some steps of SGD, and the parameters and buffers after them."""
-    torch.manual_seed(7)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
-    losses = []
-    for _ in range(steps):
-        optimizer.zero_grad()
-        for _ in range(micro_steps):
-            loss = forward(torch.randn(2, 3, SIZE_PX, SIZE_PX)).float().square().mean()
-            loss.backward()
-            losses.append(loss.detach())
-        optimizer.step()
-    return [*losses, *(each.detach().clone() for each in model.state_dict().values())]
+def train(model: nn.Module, forward: Callable[[Tensor], Tensor]) -> list[Tensor]:
+    """Return the outputs of some training steps, and the state of the module after them."""
+    return train_steps(model, lambda number: forward(torch.randn(2, 3, SIZE_PX, SIZE_PX)), num_steps=2)
 
 
 def hooked(model: nn.Module, lean: Any) -> list[Tensor]:
@@ -64,47 +52,10 @@ def by_function(model: nn.Module, lean: Any) -> list[Tensor]:
     return [each.grad for each in weights.values()]
 
 
-def interleaved(model: nn.Module, lean: Any) -> list[Tensor]:
-    """Two networks, whose passes forward and backward alternate, and a tensor that both graphs use."""
-    other = lean(copy.deepcopy(model))
-    lean(model)
-    x = images().requires_grad_()
-    first = model(x)
-    second = other(x * first.mean())
-    third = model(2 * x)
-    first.square().sum().backward(retain_graph=True)
-    third.square().sum().backward()
-    second.square().sum().backward()
-    return [x.grad, *gradients(model, other)]
-
-
-def in_threads(model: nn.Module, lean: Any) -> list[Tensor]:
-    """Two threads that train separate networks."""
-    models = [lean(copy.deepcopy(model)) for _ in range(2)]
-    x = images()
-    losses: list[Tensor] = []
-
-    def forward(model: nn.Module) -> None:
-        losses.append(model(x).square().sum())
-        losses[-1].backward()
-
-    threads = [threading.Thread(target=forward, args=(each,)) for each in models]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    return [*losses, *gradients(*models)]
-
-
 def shared(model: nn.Module, lean: Any) -> list[Tensor]:
     """A block that is used twice, lean by itself inside of a lean network."""
     model[2] = model[1]
     lean(model[1])
-    return train(lean(model), model)
-
-
-def checkpointed_inside(model: nn.Module, lean: Any) -> list[Tensor]:
-    model[1] = Checkpointed(model[1])
     return train(lean(model), model)
 
 
@@ -114,9 +65,7 @@ def with_inplace_norms(_: nn.Module, lean: Any) -> list[Tensor]:
 
 
 WAYS: dict[str, Way] = {
-    "hooked": hooked, "functional_call": by_function, "interleaved": interleaved, "in-place norms": with_inplace_norms,
-    "threads": in_threads, "shared": shared, "checkpoint inside": checkpointed_inside,
-    "accumulation": lambda model, lean: train(lean(model), model, micro_steps=3),
+    "hooked": hooked, "functional_call": by_function, "in-place norms": with_inplace_norms, "shared": shared,
     "checkpoint around": lambda model, lean: train(model, lambda x: checkpoint(lean(model), x, use_reentrant=False)),
     "reentrant checkpoint around": lambda model, lean: train(
         model, lambda x: checkpoint(lean(model), x.requires_grad_(), use_reentrant=True)
@@ -126,8 +75,6 @@ WAYS: dict[str, Way] = {
         lean(model.to(memory_format=torch.channels_last)), lambda x: model(x.to(memory_format=torch.channels_last))
     ),
     "evaluation": lambda model, lean: train(lean(model.eval()), model),
-    "frozen trunk": lambda model, lean: [model[1].requires_grad_(False), *train(lean(model), model)][1:],
-    "autocast": lambda model, lean: train(lean(model), torch.autocast("cpu", torch.bfloat16)(model)),
 }  # fmt: skip
 
 

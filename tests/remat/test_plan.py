@@ -30,7 +30,6 @@ from tests.remat.programs import (
     train_steps,
 )
 from zoo.memory.allocations import measure_memory
-from zoo.remat.lean import is_lean
 from zoo.remat.limit import NUM_FORGIVEN, BelowFloor, Measurement
 from zoo.remat.plan import MAX_WORK, Block, Graph, Operation, Plan, Planner, _Backward, _MinimumCut
 
@@ -522,33 +521,20 @@ def run_with_evaluation(model: nn.Module, x: Tensor, number: int) -> Tensor:
     return model(x)
 
 
-def retain_graph(model: nn.Module, x: Tensor, number: int) -> Tensor:
-    out = model(x.requires_grad_())
-    for _ in range(2):
-        out.float().cos().mean().backward(retain_graph=True)
-    return out
-
-
-def run_double_backward(model: nn.Module, x: Tensor, number: int) -> Tensor:
-    out = model(x.requires_grad_())
-    (gradient,) = torch.autograd.grad(out.sin().mean(), x, create_graph=True)
-    return torch.cat((out.flatten(), gradient.flatten()))
-
-
 #: Name -> a training step up to its output, and options of the steps.
 TRAINING: dict[str, tuple[Callable[[nn.Module, Tensor, int], Tensor], dict[str, Any]]] = {
     "plain steps": (lambda model, x, _: model(x), {}),
     "accumulated gradients": (lambda model, x, _: model(x), {"is_accumulating": True}),
     "autocast": (run_in_autocast, {}),
     "evaluation between steps": (run_with_evaluation, {}),
-    "retained graph": (retain_graph, {}),
-    "double backward": (run_double_backward, {}),
 }
 
 
-STEPS = [*(("plain steps", share) for share in (None, 0.6, 0.01)), *((each, 0.3) for each in TRAINING)]
-#: Attention has no second derivative.
-CASES = [(name, *each) for name in NETWORKS for each in STEPS if (name, each[0]) != ("encoder", "double backward")]
+#: Networks, kinds of steps and fractions.
+CASES = [
+    *((name, "plain steps", share) for name in NETWORKS for share in (None, 0.6, 0.3, 0.01)),
+    *((name, training, 0.3) for name in ("residual", "encoder") for training in list(TRAINING)[1:]),
+]
 
 
 @below_floor
@@ -560,7 +546,7 @@ def test_training_is_bit_identical_to_plain_training(name: str, training: str, s
 
 
 @below_floor
-@pytest.mark.parametrize("name", NETWORKS)
+@pytest.mark.parametrize("name", ["residual", "encoder"])
 @pytest.mark.parametrize("use_reentrant", [False, True])
 def test_checkpoint_inside_is_bit_identical_to_plain_training(name: str, use_reentrant: bool) -> None:
     class Inner(nn.Module):
@@ -602,9 +588,6 @@ class Changing(nn.Module):
         super().__init__()
         torch.manual_seed(0)
         self.first, self.second, self.third = (nn.Linear(64, 64) for _ in range(3))
-        self.register_buffer("offset", torch.randn(320, 64))
-        self.register_buffer("written", torch.zeros(320, 64))
-        self.indices = torch.arange(5)
         self.body, self.number = body, 0
 
     def forward(self, x: Tensor) -> Tensor:
@@ -620,38 +603,14 @@ def two_of(self: Any, x: Tensor) -> tuple[Tensor, Tensor]:
     return F.gelu(self.first(x)), self.second(x).tanh()
 
 
-def scalar(self: Any, x: Tensor, number: int) -> Tensor:
-    return (F.gelu(self.first(x)) * (1.0 + number)).sigmoid() + number
-
-
 def alpha(self: Any, x: Tensor, number: int) -> Tensor:
     u, v = two_of(self, x)
     return torch.add(u, v, alpha=1 + number).exp().sin()
 
 
-def other_slice(self: Any, x: Tensor, number: int) -> Tensor:
-    u, v = two_of(self, torch.cat((x, x)))
-    return (u[number : number + 320] * v[-320 - number :][:320]).sigmoid()
-
-
-def shift(self: Any, x: Tensor, number: int) -> Tensor:
-    u, v = two_of(self, x)
-    return (torch.roll(u, number, 0) * v.roll((number, 1), (0, 1))).sigmoid()
-
-
 def swapped(self: Any, x: Tensor, number: int) -> Tensor:
     u, v = two_of(self, x)
     return (u - v if number % 2 else v - u).sigmoid() * (v / (1 + u.square()))
-
-
-def indexed(self: Any, x: Tensor, number: int) -> Tensor:
-    u = F.gelu(self.first(x)).view(5, 64, 64)
-    return (u[self.indices[number % 5]] * u).sigmoid().view(320, 64)
-
-
-def item(self: Any, x: Tensor, number: int) -> Tensor:
-    u, v = two_of(self, x)
-    return u * v.detach().mean().item() + v.clamp(max=u.detach().max().item() / 2)
 
 
 def shorter(self: Any, x: Tensor, number: int) -> Tensor:
@@ -663,133 +622,16 @@ def branch(self: Any, x: Tensor, number: int) -> Tensor:
     return F.silu(self.first(x)) if number % 2 else self.second(F.gelu(self.first(x))).sigmoid()
 
 
-def same_sizes(self: Any, x: Tensor, number: int) -> Tensor:
-    layers = (self.first, self.second) if number % 2 else (self.second, self.first)
-    for layer in layers:
-        x = F.gelu(layer(x)) * x if number % 2 else F.silu(layer(x)) + x
-    return x
-
-
-def order(self: Any, x: Tensor, number: int) -> Tensor:
-    if number % 2:
-        u = F.gelu(self.first(x))
-        return u.sigmoid() * self.second(x).tanh()
-    v = self.second(x).tanh()
-    return F.gelu(self.first(x)).sigmoid() * v
-
-
-def autocast_once(self: Any, x: Tensor, number: int) -> Tensor:
-    with torch.autocast("cpu", torch.bfloat16, enabled=number == 2):
-        u, v = two_of(self, x)
-        return (u * v).float().sigmoid()
-
-
-def data_of_parameter(self: Any, x: Tensor, number: int) -> Tensor:
-    self.first.weight.data = self.first.weight.data * (1 + number / 8)
-    self.second.weight.data.mul_(0.9)
-    u, v = two_of(self, x)
-    return (u * v).sigmoid()
-
-
-def from_numpy(self: Any, x: Tensor, number: int) -> Tensor:
-    import numpy as np
-
-    constant = torch.from_numpy(np.full((320, 64), 1.0 + number, dtype=np.float32))
-    u, v = two_of(self, x)
-    return (u * constant).sigmoid() + (v + torch.tensor([number] * 64)).tanh()
-
-
-def written_buffer(self: Any, x: Tensor, number: int) -> Tensor:
-    u, v = two_of(self, x)
-    old = (u + self.written).sigmoid()
-    with torch.no_grad():
-        self.written.mul_(0.5).add_(v)
-    return old * (v * self.written).tanh()
-
-
-def written_in_places(self: Any, x: Tensor, number: int) -> Tensor:
-    u = F.gelu(self.first(x)).clone()
-    u[number : number + 8] *= 2
-    u[:, number] = 1.0
-    return (u * u).mul_(1.5).sin().add_(u).sigmoid_()
-
-
-def switched_off(self: Any, x: Tensor, number: int) -> Tensor:
-    with torch.no_grad():
-        scale = F.gelu(self.second(x)) + number
-    return (F.gelu(self.first(x)) * scale).sigmoid()
-
-
-def detached_in_one_step(self: Any, x: Tensor, number: int) -> Tensor:
-    u, v = two_of(self, x)
-    return (u.detach() if number == 2 else u).sigmoid() * v.exp().sigmoid()
-
-
-def random_depth(self: Any, x: Tensor, number: int) -> Tensor:
-    for _ in range(1 + int(torch.randint(3, ()))):
-        x = F.gelu(self.first(x)).sigmoid()
-    return x
-
-
-def random_masks(self: Any, x: Tensor, number: int) -> Tensor:
-    u, v = two_of(self, x)
-    mask = torch.rand(320, 1) < 0.5
-    return torch.where(mask, u, v).sigmoid() * F.dropout(u, 0.1 * (1 + number))
-
-
-def nonzero(self: Any, x: Tensor, number: int) -> Tensor:
-    u, v = two_of(self, x)
-    rows = (u.detach().sum(1) > 0).nonzero().flatten()
-    return u.sigmoid().index_add(0, rows, v[rows].exp().sin())
-
-
-PROGRAMS = [
-    *(scalar, alpha, other_slice, shift, swapped, indexed, item, shorter, branch, same_sizes, order, autocast_once),
-    *(data_of_parameter, from_numpy, written_buffer, written_in_places, switched_off, detached_in_one_step),
-    *(random_depth, random_masks, nonzero),
-]
-
-
-@below_floor
-@pytest.mark.parametrize("budget", [None, 0.3, "4MB"])
-@pytest.mark.parametrize("body", PROGRAMS, ids=lambda body: body.__name__)
-def test_changing_program_is_bit_identical_to_plain_training(
-    body: Callable[..., Tensor], budget: float | str | None
-) -> None:
-    x = features()
-
-    def run(model: nn.Module, number: int) -> Tensor:
-        model.number = number
-        return model(x)
-
-    assert_same_training(Changing(body), budget, run, num_steps=6)
-
-
 def with_data(model: Any, number: int) -> Tensor:
     if number == 2:
         model.first.weight.data = torch.full((64, 64), 0.01)
     return model(features())
 
 
-def with_sizes(model: Any, number: int) -> Tensor:
-    return model(features((320, 320, 640, 320, 200, 640)[number]))
-
-
 def with_inputs_of_other_kinds(model: Any, number: int) -> Tensor:
     x = features()
     kinds = [x, x, x.double().float(), x.t().contiguous().t(), x.clone().requires_grad_(), torch.cat((x, x))[:320]]
     return model(kinds[number])
-
-
-def with_frozen(model: Any, number: int) -> Tensor:
-    model.first.requires_grad_(number % 3 != 1)
-    model.second.bias.requires_grad_(number % 2 == 0)
-    return model(features())
-
-
-def with_autocast(model: Any, number: int) -> Tensor:
-    with torch.autocast("cpu", torch.bfloat16, enabled=number in (2, 4)):
-        return model(features())
 
 
 def with_two_calls(model: Any, number: int) -> Tensor:
@@ -816,15 +658,9 @@ def with_backward_in_call(model: Any, number: int) -> Tensor:
     return model(features())
 
 
-def with_budgets(model: Any, number: int) -> Tensor:
-    if number in (2, 4) and is_lean(model):
-        zoo.lean(model, {2: 0.5, 4: "3MB"}[number])
-    return model(features())
-
-
 USES = [
-    *(with_data, with_sizes, with_inputs_of_other_kinds, with_frozen, with_autocast, with_two_calls),
-    *(with_calls_in_a_row, with_unused_output, with_gradients_of_part, with_backward_in_call, with_budgets),
+    *(with_data, with_inputs_of_other_kinds, with_two_calls, with_calls_in_a_row),
+    *(with_unused_output, with_gradients_of_part, with_backward_in_call),
 ]
 
 
@@ -835,27 +671,6 @@ def test_changing_use_is_bit_identical_to_plain_training(
     use: Callable[..., Tensor], budget: float | str | None
 ) -> None:
     assert_same_training(Changing(swapped), budget, use, num_steps=6)
-
-
-@below_floor
-@pytest.mark.parametrize("budget", [None, 0.3, "4MB"])
-@pytest.mark.parametrize("kind", [ValueError, KeyboardInterrupt])
-def test_error_in_forward_does_not_change_training(budget: float | str | None, kind: type[BaseException]) -> None:
-    def body(self: Any, x: Tensor, number: int) -> Tensor:
-        u, v = two_of(self, x)
-        if self.fails:
-            raise kind("out of data")
-        return (u * v).sigmoid()
-
-    def run(model: Any, number: int) -> Tensor:
-        model.fails = number in (0, 2, 3)
-        if model.fails:
-            with pytest.raises(kind, match="out of data"):
-                model(features())
-        model.fails = False
-        return model(features())
-
-    assert_same_training(Changing(body), budget, run, num_steps=6)
 
 
 @below_floor

@@ -15,7 +15,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tests.refusals import refused
-from tests.remat.hunt.operations import Saves
 from tests.remat.programs import FrozenBody, are_equal, assert_same, bytes_held, gradients, images, network
 from tests.torch_internals.test_dispatch import Watch
 from zoo.memory.held import HeldLog
@@ -53,15 +52,6 @@ def test_intermediate_shared_by_several_recipes_is_computed_once() -> None:
         loss.backward()
     assert watch.seen.count("aten.avg_pool2d") == 1
     assert watch.seen.count("aten.relu") + watch.seen.count("aten.relu_") == 4
-
-
-def test_sparse_tensors_are_saved_unchanged() -> None:
-    def program(x: Tensor) -> Tensor:
-        rows = x.sin().relu().flatten(1)
-        product = torch.sparse.mm((rows * (rows > 0.5)).to_sparse(), rows.T)
-        return product.sum() + (rows.to_sparse() * 2).to_dense().sum()
-
-    assert_same(program, images())
 
 
 def test_recipes_start_from_small_outputs() -> None:
@@ -413,46 +403,6 @@ def test_frozen_layers_hold_only_signs() -> None:
     assert signs == [2 * 8 * 16 * 16 * 4] * 4 + [2 * 8 * 8 * 8 * 4]
     assert sum(each.lean for each in log.memory() if each.made_by == "zoo.lean") == sum(signs) // 32
     out.sum().backward()
-
-
-def test_contents_read_by_other_operations_are_preserved() -> None:
-    frozen = nn.Conv2d(4, 4, 1).requires_grad_(False)
-
-    def program(x: Tensor, y: Tensor) -> Tensor:
-        first = frozen(x * y)
-        once, twice = F.relu(first), F.relu(frozen(first))
-        out = frozen(once) * once + F.max_pool2d(twice, 1) * twice.exp()  # reads the two after a layer that does not
-        Saves.apply(out)
-        return frozen(out) * out
-
-    assert_same(program, X, Y)
-
-
-def test_tensors_read_by_frozen_layers_may_not_be_overwritten() -> None:
-    frozen = nn.Conv2d(4, 4, 1).requires_grad_(False)
-    for is_read in (False, True):
-        x = X.clone().requires_grad_()
-        with Rematerializer(smallest_bytes=0):
-            maps = frozen(frozen(x) * 2)
-            out = maps.tanh() * maps if is_read else frozen(maps)
-        with torch.no_grad():
-            maps.zero_()
-        if is_read:
-            refused(RecipeError, out.sum().backward, "modified")
-        else:
-            out.sum().backward()
-
-
-def test_double_backward_through_frozen_layers() -> None:
-    model = FrozenBody().double()
-    found = []
-    for is_lean in (False, True):
-        x = images(8).double().requires_grad_()
-        with Rematerializer(smallest_bytes=0) if is_lean else nullcontext():
-            out = model(x).square().sum()
-        (gradient,) = torch.autograd.grad(out, x, create_graph=True)
-        found.append(torch.autograd.grad(gradient.square().sum(), [x, *model.head.parameters()]))
-    assert are_equal(*found)
 
 
 @pytest.mark.usefixtures("no_collector")

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from tests.remat.programs import are_equal, assert_same, gradients_of, runs
+from tests.remat.programs import assert_same, gradients_of, runs
 from zoo.ops import backend
-from zoo.remat import Rematerializer, recipes
-from zoo.remat.exact_norms import batch_norm, batch_norm_is_exact, max_pool_with_indices
+from zoo.remat import recipes
 from zoo.remat.lean import lean
 from zoo.remat.operations import aten
 from zoo.remat.recipes import TrackedTensor
@@ -284,41 +282,6 @@ def test_values_written_into_tensor_are_rounded_to_its_dtype(smaller: torch.dtyp
                 raise AssertionError(name_of(operation)) from error
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
-@pytest.mark.parametrize("channels", [3, 8, 21])
-def test_max_pools_are_bit_identical_with_ties_and_nan(channels: int, dtype: torch.dtype) -> None:
-    generator = torch.Generator().manual_seed(0)
-    for kernel, stride, dilation, is_ceiling in ((3, 2, 1, False), (2, 2, 1, True), (3, 1, 2, True)):
-        x = torch.randn(2, channels, 13, 10, generator=generator)
-        where = torch.rand(x.shape, generator=generator)
-        x = torch.where(where < 0.3, x.round(), x)  # ties, and zeros of both signs
-        x[where > 0.9], x[where > 0.95] = -torch.inf, torch.nan
-        args = x.to(dtype), [kernel] * 2, [stride] * 2, [kernel // 2] * 2, [dilation] * 2, is_ceiling
-        for repeated, expected in zip(max_pool_with_indices(*args), aten.max_pool2d_with_indices(*args), strict=True):
-            assert repeated.stride() == expected.stride()
-            assert torch.equal(repeated.view(torch.uint8), expected.view(torch.uint8))
-
-
-@pytest.mark.parametrize("shape", [(3, 16, 5, 7), (2, 24, 4, 4), (16, 8), (2, 12, 5, 5), (2, 8, 3, 3, 3)])
-@pytest.mark.parametrize("is_tracked", [True, False])
-def test_batch_norms_are_bit_identical_to_torch(shape: tuple[int, ...], is_tracked: bool) -> None:
-    torch.manual_seed(0)
-    x = 3 * torch.randn(shape) + 1
-    x.view(-1)[5] = float("nan")  # the statistics of one channel
-    assert backend.name_for(x.device) != "native" or batch_norm_is_exact()
-    weight, bias, *old = torch.rand(4, shape[1])
-    ours, expected = ([each.clone() if is_tracked else None for each in old] for _ in range(2))
-    outputs = batch_norm(x, weight, None, *ours, True, 0.1, 1e-5), batch_norm(x, weight, bias, *old, False, 0.1, 1e-5)
-    references = (
-        aten.native_batch_norm(x, weight, None, *expected, True, 0.1, 1e-5),
-        aten.native_batch_norm(x, weight, bias, *old, False, 0.1, 1e-5),
-    )
-    for found, wanted in zip((*outputs[0], *outputs[1]), (*references[0], *references[1]), strict=True):
-        assert torch.equal(found.view(torch.int32), wanted.view(torch.int32))
-    for found, wanted in zip(ours, expected, strict=True):
-        assert found is wanted is None or torch.equal(found.nan_to_num(), wanted.nan_to_num())
-
-
 def test_other_norms_without_compiled_kernels_do_not_warn(monkeypatch: pytest.MonkeyPatch) -> None:
     """The warning about the norms of this package is for those who use them."""
     monkeypatch.setitem(backend.DEVICES, "native", ("cpu", lambda: "not built"))
@@ -327,33 +290,3 @@ def test_other_norms_without_compiled_kernels_do_not_warn(monkeypatch: pytest.Mo
     with backend.force_back_end("auto"):
         norm(torch.randn(2, 16, 4, 4)).sum().backward()
     assert backend._warn_of_reference.cache_info().currsize == 0
-
-
-POOLED = {
-    "to one position": (4, 8, 2, 2),
-    "one image": (1, 8, 4, 4),
-    "one row": (2, 16, 2, 6),
-    "one column": (2, 16, 6, 2),
-}
-
-
-@pytest.mark.parametrize("shape", POOLED.values(), ids=POOLED)
-def test_max_pools_have_strides_of_torch(shape: tuple[int, ...]) -> None:
-    x = torch.randn(shape)
-    outputs = max_pool_with_indices(x, [2, 2], [2, 2]), aten.max_pool2d_with_indices(x, [2, 2], [2, 2])
-    for found, expected in zip(*outputs, strict=True):
-        assert torch.equal(found, expected)
-        assert found.stride() == expected.stride()
-
-
-@pytest.mark.parametrize("options", [{}, {"affine": False}, {"track_running_stats": False}], ids=str)
-def test_batch_norms_under_autocast_have_kernel_of_forward(options: dict[str, bool]) -> None:
-    results = []
-    for context in (nullcontext(), Rematerializer(smallest_bytes=0)):
-        torch.manual_seed(0)
-        conv, norm = nn.Conv2d(3, 16, 3), nn.BatchNorm2d(16, **options)
-        with context, torch.autocast("cpu", torch.bfloat16):
-            y = norm(conv(torch.randn(8, 3, 32, 32))).sigmoid()
-        y.float().square().sum().backward()
-        results.append([conv.weight.grad, *norm.buffers()])
-    assert are_equal(*results)

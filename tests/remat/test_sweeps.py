@@ -32,10 +32,6 @@ LEFT_OUT = {
 }  # fmt: skip
 
 
-def recorded() -> AbstractContextManager[Any]:
-    return Rematerializer(smallest_bytes=0)
-
-
 def fresh(arguments: Any) -> Any:
     """Return arguments with new leaves in place of tensors, one for each."""
     leaves: dict[int, Tensor] = {}
@@ -51,12 +47,16 @@ def fresh(arguments: Any) -> Any:
 
 
 def results_of(
-    call: Callable[..., Any], arguments: Any, context: AbstractContextManager[Any], is_cast: bool
+    call: Callable[..., Any],
+    arguments: Any,
+    context: AbstractContextManager[Any],
+    is_cast: bool,
+    is_inference: bool = False,
 ) -> list[Tensor]:
     """Return the outputs of a call, the gradients by its arguments, what it left in them, and a random number."""
     args, kwargs = fresh(arguments)
     torch.manual_seed(0)
-    with context, torch.autocast("cpu", torch.bfloat16, enabled=is_cast):
+    with context, torch.autocast("cpu", torch.bfloat16, enabled=is_cast), torch.inference_mode(is_inference):
         out = call(*args, **kwargs)
     outputs = [each for each in tree_leaves(out) if isinstance(each, Tensor)]
     results = [each.detach().clone() for each in outputs]
@@ -79,19 +79,19 @@ def are_same(found: list[Tensor], expected: list[Tensor]) -> bool:
     )
 
 
-def difference(call: Callable[..., Any], arguments: Any, is_cast: bool, context: Any = recorded) -> str:
-    """Return in a few words how a call in a context differs from the plain call; "" if it does not.
+def difference(call: Callable[..., Any], arguments: Any, **settings: bool) -> str:
+    """Return in a few words how a recorded call differs from the plain call; "" if it does not.
 
     A call that fails plainly, or has other results each time, does not differ.
     """
     try:
-        expected = results_of(call, arguments, nullcontext(), is_cast)
-        if not are_same(results_of(call, arguments, nullcontext(), is_cast), expected):
+        expected = results_of(call, arguments, nullcontext(), **settings)
+        if not are_same(results_of(call, arguments, nullcontext(), **settings), expected):
             return ""
     except Exception:
         return ""
     try:
-        found = results_of(call, arguments, context(), is_cast)
+        found = results_of(call, arguments, Rematerializer(smallest_bytes=0), **settings)
     except Exception as error:
         return f"raises {type(error).__name__}: {str(error).splitlines()[0][:120]}"
     return "" if are_same(found, expected) else "differs" + how_much(found, expected)
@@ -164,12 +164,39 @@ def call(function: Callable[..., Any], *args: Any, **kwargs: Any) -> tuple[Calla
     return function, (args, kwargs)
 
 
+#: Products that custom operators call.
+PRODUCTS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "linear": F.linear,
+    "einsum": lambda x, w: torch.einsum("bti,oi->bto", x, w),
+    "conv1d": lambda x, w: F.conv1d(x.mT, w[..., None]).mT.contiguous(),
+}
+
+
+def custom_operator(name: str) -> Any:
+    def kernel(x: Tensor, w: Tensor) -> Tensor:
+        return PRODUCTS[name](x.float(), w.float()).float()
+
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor]:
+        x, w = ctx.saved_tensors
+        return gradient @ w, gradient.flatten(0, 1).mT @ x.flatten(0, 1)
+
+    operator = torch.library.custom_op(f"zoo_test::{name}", kernel, mutates_args=())
+    operator.register_autograd(backward, setup_context=lambda ctx, inputs, output: ctx.save_for_backward(*inputs))
+    return operator
+
+
+OPERATORS = {name: custom_operator(name) for name in PRODUCTS}
+
+
 def examples() -> dict[str, tuple[Callable[..., Any], Any]]:
     """Return calls of composite operators, whose kernels call others."""
     torch.manual_seed(0)
 
     def r(*shape: int) -> Tensor:
         return torch.randn(shape, requires_grad=True)
+
+    def z(*shape: int) -> Tensor:
+        return torch.randn(shape, dtype=torch.complex64, requires_grad=True)
 
     labels, lengths = torch.randint(1, 5, (3, 6)), (torch.full((3,), 10), torch.full((3,), 6))
     query, key, value = (r(2, 3, 5, 4) for _ in range(3))
@@ -205,9 +232,17 @@ def examples() -> dict[str, tuple[Callable[..., Any], Any]]:
         "LSTM": module(nn.LSTM(4, 5, 2), r(6, 3, 4)),
         "einsum": call(lambda *args: torch.einsum("ij,jk,kl->il", *args), r(3, 4), r(4, 5), r(5, 2)),
         "multi_dot": call(lambda *args: torch.linalg.multi_dot(args), r(3, 4), r(4, 5), r(5, 2)),
+        "tensordot": call(torch.tensordot, r(3, 4), r(4, 5), 1),
+        "inner": call(torch.inner, r(3, 4), r(5, 4)),
+        "matrix_power": call(torch.linalg.matrix_power, r(4, 4), 3),
+        "cov": call(torch.cov, r(3, 5)),
+        "lstsq": call(lambda x, y: torch.linalg.lstsq(x, y).solution, r(5, 3), r(5, 2)),
+        "complex lstsq": call(lambda x: torch.linalg.lstsq(x, x[:, :2] * 2 + 1).solution, z(5, 3)),
+        **{f"custom operator of {name}": call(OPERATORS[name], r(2, 3, 4), r(4, 4)) for name in OPERATORS},
+        "pinverse": call(torch.pinverse, r(5, 4)),
         "pinv": call(torch.linalg.pinv, r(5, 4)),
         "hermitian pinv": call(torch.linalg.pinv, r(5, 5), hermitian=True),
-        "complex pinv": call(torch.linalg.pinv, torch.randn(5, 4, dtype=torch.complex64, requires_grad=True)),
+        "complex pinv": call(torch.linalg.pinv, z(5, 4)),
         "polar": call(torch.linalg.polar, r(5, 4)),
         "matrix_exp": call(torch.matrix_exp, r(5, 5)),
         "cdist": call(torch.cdist, r(30, 4), r(40, 4)),
@@ -221,11 +256,20 @@ def examples() -> dict[str, tuple[Callable[..., Any], Any]]:
     }
 
 
+EXAMPLES = examples()
+if hasattr(torch.linalg, "matrix_sqrth"):  # since torch 2.15
+    EXAMPLES["matrix_sqrth"] = call(
+        lambda x: torch.linalg.matrix_sqrth(x.mH @ x + torch.eye(3)), torch.randn(5, 3, dtype=torch.complex128)
+    )
+MODES = {"autocast": (True, False), "float32": (False, False), "autocast in inference mode": (True, True)}
+
+
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("name", examples(), ids=str)
-@pytest.mark.parametrize("is_cast", [True, False], ids=["autocast", "float32"])
-def test_composite_operator_has_results_of_plain_training(name: str, is_cast: bool) -> None:
-    assert not difference(*examples()[name], is_cast)
+@pytest.mark.parametrize("name", EXAMPLES, ids=str)
+@pytest.mark.parametrize("mode", MODES, ids=str)
+def test_composite_operator_has_results_of_plain_training(name: str, mode: str) -> None:
+    is_cast, is_inference = MODES[mode]
+    assert not difference(*EXAMPLES[name], is_cast=is_cast, is_inference=is_inference)
 
 
 @pytest.mark.exhaustive
@@ -234,7 +278,7 @@ def test_composite_operator_has_results_of_plain_training(name: str, is_cast: bo
 def test_every_operator_of_torch_has_results_of_plain_training(is_cast: bool) -> None:
     differences = {}
     for name, function, arguments in operators():
-        found = difference(function, arguments, is_cast)
+        found = difference(function, arguments, is_cast=is_cast)
         if found:
             differences.setdefault(name, found)
     assert not differences
@@ -260,10 +304,13 @@ LAYOUTS: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 def numbers(shape: tuple[int, ...], layout: str, dtype: torch.dtype) -> Tensor:
-    """Return numbers with ties, laid out in memory in some way."""
+    """Return numbers with ties, an infinity and NaN, laid out in memory in some way."""
     torch.manual_seed(0)
     x = 3 * torch.randn(shape) + 1
-    return LAYOUTS[layout](torch.where(torch.rand(shape) < 0.3, x.round(), x).to(dtype))
+    x = torch.where(torch.rand(shape) < 0.3, x.round(), x)
+    if x.numel() > 40:
+        x.view(-1)[torch.tensor([5, 17, 30])] = torch.tensor([torch.nan, -torch.inf, torch.nan])
+    return LAYOUTS[layout](x.to(dtype))
 
 
 def pools() -> Iterator[tuple[Any, ...]]:

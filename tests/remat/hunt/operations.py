@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -124,6 +125,18 @@ class Shows(torch.autograd.Function):
 
 class Tagged(torch.Tensor):
     """A subclass that survives operations, without a tensor inside of it."""
+
+
+class Made(Tensor):
+    """A subclass with a constructor that takes a tensor."""
+
+    @staticmethod
+    def __new__(cls, data: Tensor) -> Made:
+        return Tensor._make_subclass(cls, data)
+
+
+class Weight(nn.Parameter):
+    """A subclass of parameters."""
 
 
 @torch.library.custom_op("hunt::half_square", mutates_args=())
@@ -425,6 +438,47 @@ def _swap(at: At) -> None:
     at.net.w3.data = at.net.w3.data * 1.1
 
 
+def _embedded(at: At) -> Tensor:
+    return F.embedding(torch.arange(2), at.net.p.flatten(1)).view(SHAPE)
+
+
+def _sparse_mm(at: At) -> Tensor:
+    rows = at.a.flatten(1)
+    return torch.sparse.mm((rows * (rows > 0.5)).to_sparse(), rows.T)
+
+
+def _padded(at: At, layout: torch.layout) -> Tensor:
+    """Return rows of different lengths that went through a linear layer and an activation."""
+    rows = at.a.flatten(2)
+    nested = torch.nested.as_nested_tensor([rows[0, :, :9].T, rows[1].T], layout=layout)
+    nested = F.silu(F.linear(nested, at.net.w1[:, :, 0, 0]))
+    return torch.nested.to_padded_tensor(nested, 0.0).transpose(1, 2).reshape_as(at.a)
+
+
+def _random_depth(at: At) -> Tensor:
+    x = at.a
+    for _ in range(1 + int(torch.randint(3, ()))):
+        x = F.gelu(F.conv2d(x, at.net.w1)).sigmoid()
+    return x
+
+
+def _inference_data(at: At) -> Tensor:
+    """Return an inference tensor with other data. It has no version counter and cannot be viewed or written."""
+    with torch.inference_mode():
+        x = torch.ones(at.a.shape)
+    x.data = at.a.detach() * 0.5
+    return x
+
+
+@contextmanager
+def _double_by_default() -> Iterator[None]:
+    torch.set_default_dtype(torch.float64)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
 Operations = dict[str, Callable[[At], Any]]
 #: By kind: operations that return one tensor or several. What one with a name in "_" returns is not used.
 KINDS: dict[str, Operations] = {
@@ -664,8 +718,61 @@ KINDS: dict[str, Operations] = {
 }  # fmt: skip
 #: What torch.compile does not capture, or not as eager torch runs it.
 EAGER = {"layout", "replaced data", "cast", "region", "gradient inside", "chain", "subclass", "higher order", "frozen"}
-OPERATIONS: Operations = {name: call for operations in KINDS.values() for name, call in operations.items()}
-KIND_OF = {name: kind for kind, operations in KINDS.items() for name in operations}
+#: Operations of programs that were written by hand, which random programs do not draw, by kind.
+SPECIAL: dict[str, Operations] = {
+    "elementwise": {
+        "times_k": lambda at: at.a * (1.0 + at.k), "add_k": lambda at: torch.add(at.a, at.b, alpha=1 + at.k),
+        "times_item": lambda at: at.a * at.b.detach().mean().item(),
+        "times_array": lambda at: at.a * torch.from_numpy(np.full((4, 4), 1.0 + at.k, dtype=np.float32)),
+        "conj": lambda at: at.a.conj(), "resolved": lambda at: at.a.resolve_conj(),
+        "complex_exp": lambda at: at.a.exp(),
+        "quotient": lambda at: at.a / (at.b + 3), "to_complex": lambda at: torch.complex(at.a, at.b),
+    },
+    "shape": {
+        "roll_k": lambda at: at.a.roll((at.k, 1), (1, 2)), "gather_k": lambda at: at.a[:, [at.k, 1, 0, at.k]],
+        "positive_columns": lambda at: at.a[:, (at.a.detach().sum((0, 2, 3)) > 0).nonzero().flatten()].sum(1, True),
+        "pinv": lambda at: torch.linalg.pinv(at.a), "embedded": _embedded,
+        "stft": lambda at: torch.stft(
+            torch.view_as_real(at.a).flatten(), 16, window=torch.hann_window(16), return_complex=True
+        ),
+        "sparse": lambda at: (at.a.flatten(1).to_sparse() * 2).to_dense(), "sparse_mm": _sparse_mm,
+        "jagged": lambda at: _padded(at, torch.jagged), "nested": lambda at: _padded(at, torch.strided),
+        "complex_conv": lambda at: F.conv2d(at.a, torch.complex(at.net.w1, at.net.w1)),
+    },
+    "view": {"mH": lambda at: at.a.mH, "imag": lambda at: at.a.imag},
+    "random": {
+        "random_mask": lambda at: torch.where(torch.rand(at.a.shape[-1]) < 0.5, at.a, at.b),
+        "random_depth": _random_depth,
+        "dropout_k": lambda at: F.dropout(at.a, 0.1 * (1 + at.k)),
+    },
+    "region": {
+        "onednn_off_": lambda at: at.net.enter(torch.backends.mkldnn.flags(enabled=False, allow_tf32=None)),
+        "double_on_": lambda at: at.net.enter(_double_by_default()),
+        "hooks_on_": lambda at: at.net.enter(torch.autograd.graph.saved_tensors_hooks(lambda x: x, lambda x: x)),
+    },
+    "write behind autograd": {
+        "numpy_half_": lambda at: _halve(_half(at.a.detach(), at.k).numpy()),
+        "share_": lambda at: at.a.detach().share_memory_(),
+    },
+    "replaced data": {
+        "parameter_replaced_": lambda at: setattr(at.net.p, "data", at.net.p.data.clamp(-1, 1) * 1.5),
+        "inference_data": _inference_data,
+    },
+    "parameter": {
+        "renormed": lambda at: F.embedding(
+            torch.arange(32).flip(0) % (32 - at.k), at.net.p.flatten(0, 2), max_norm=1.0
+        ).view(SHAPE),
+    },
+    "subclass": {
+        "made": lambda at: Tensor._make_subclass(Made, at.a), "as_weight": lambda at: Weight(at.a),
+    },
+    "frozen": {
+        "frozen_reentrant": lambda at: checkpoint(_head(at), _frozen_relu(at, at.k == 1), use_reentrant=True),
+    },
+}  # fmt: skip
+_ALL = [*KINDS.items(), *SPECIAL.items()]
+OPERATIONS: Operations = {name: call for _, operations in _ALL for name, call in operations.items()}
+KIND_OF = {name: kind for kind, operations in _ALL for name in operations}
 #: What overwrites memory, where a RecipeError may be right.
 WRITES = {
     "in place", "write", "write into a view", "write through an alias", "write behind autograd", "buffer", "parameter",

@@ -1,4 +1,4 @@
-"""Programs: training steps written as a line per operation."""
+"""Programs: training steps written as a short text per operation."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Program:
     - `is_module`: whether the network itself is made lean, instead of running inside of a `Rematerializer`.
     - `is_inside`: whether backward runs in a `Rematerializer` too.
     - `smallest_bytes`: of the recording.
-    - `budget`: within which the steps are trained; None without one.
+    - `budget`: as for `zoo.lean`.
     - `turn`: index of the training step in which the program is another; 0 for none.
     - `other`: the steps of its forward pass then; none for the same steps.
     - `turns`: what else is other then: "frozen" (half of the parameters), "narrow" (half of the inputs is left),
@@ -67,7 +67,7 @@ class Program:
     is_module: bool = False
     is_inside: bool = False
     smallest_bytes: int = 0
-    budget: float | None = None
+    budget: float | str | None = None
     turn: int = 0
     other: tuple[Step, ...] = ()
     turns: str = ""
@@ -79,26 +79,26 @@ class Program:
         return (*self.forward, *self.other, *self.between, *self.later)
 
     def __str__(self) -> str:
-        """Return the program as an expression of Python, with a line per step."""
-        text = 'program("""' + "".join(f"\n    {step}" for step in self.forward)
-        for name in ("between", "later", "other"):
-            if steps := getattr(self, name):
-                text += f'\n""", {name}="""' + "".join(f"\n    {step}" for step in steps)
-        settings = ", ".join(f"{name}={value!r}" for name, value in self.settings())
-        return f'{text}\n""", {settings})'
+        """Return the program as an expression of Python, with its steps in one line."""
+        parts = {name: "; ".join(map(str, getattr(self, name))) for name in ("forward", "between", "later", "other")}
+        forward = parts.pop("forward")
+        settings = [*((name, steps) for name, steps in parts.items() if steps), *self.settings()]
+        return f"program({', '.join([repr(forward), *(f'{name}={value!r}' for name, value in settings)])})"
 
     def settings(self) -> Iterator[tuple[str, Any]]:
-        for name, each in self.__dataclass_fields__.items():
+        for name, field in self.__dataclass_fields__.items():
             value = getattr(self, name)
-            default = self.returns if name == "loss" else each.default
+            default = {"returns": self.forward[-1].to[:1], "loss": self.returns}.get(name, field.default)
             if name not in ("forward", "between", "later", "other") and value != default:
                 yield name, value
 
 
-def program(
-    forward: str, *, between: str = "", later: str = "", other: str = "", returns: str, **settings: Any
-) -> Program:
-    """Return the program of an expression written by `Program.__str__`. By default the loss reads all outputs."""
-    texts = forward, between, later, other
-    parts = [tuple(Step.parse(line) for line in text.strip().splitlines()) for text in texts]
+def program(forward: str, *, returns: str = "", **settings: Any) -> Program:
+    """Return the program of an expression written by `Program.__str__`.
+
+    By default it returns the result of its last step, and the loss reads all outputs.
+    """
+    texts = forward, *(settings.pop(name, "") for name in ("between", "later", "other"))
+    parts = [tuple(Step.parse(line.strip()) for line in text.split(";") if line.strip()) for text in texts]
+    returns = returns or parts[0][-1].to[:1]
     return Program(parts[0], returns, settings.pop("loss", returns), *parts[1:3], other=parts[3], **settings)
