@@ -8,6 +8,7 @@ import math
 import random
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -367,13 +368,6 @@ def clear(model: nn.Module) -> None:
         each.grad = None
 
 
-@pytest.mark.filterwarnings("ignore::zoo.remat.limit.BelowFloor")
-@pytest.mark.parametrize("share", [None, 0.6, 0.4, 0.2])
-@pytest.mark.parametrize("name", NETWORKS)
-def test_predicted_bytes_are_held(name: str, share: float | None) -> None:
-    assert_holds_what_plan_says(*build(name), share)
-
-
 class Cells(nn.Module):
     """Runs a recurrent cell for some steps, each of which reads a part of the input.
 
@@ -392,17 +386,6 @@ class Cells(nn.Module):
             state = self.cell(self.begins(x, step), state)
             outputs.append(state[0] if isinstance(state, tuple) else state)
         return torch.stack(outputs)
-
-
-@pytest.mark.filterwarnings("ignore::zoo.remat.limit.BelowFloor")
-@pytest.mark.parametrize(
-    ("width", "rows", "begins"),
-    [(64, 128, lambda x, step: x[step]), (64, 128, lambda x, step: x[0]), (64, 128, lambda x, step: x[step].cos())],
-    ids=["parts", "one part", "computed"],
-)
-@pytest.mark.parametrize("kind", ["LSTMCell", "GRUCell", "RNNCell"])
-def test_cells_hold_bytes_of_plan(kind: str, width: int, rows: int, begins: Callable[..., Tensor]) -> None:
-    assert_holds_what_plan_says(Cells(kind, width, begins), torch.randn(50, rows, width), 0.3)
 
 
 @pytest.mark.filterwarnings("ignore::zoo.remat.limit.BelowFloor")
@@ -448,14 +431,31 @@ def write_parts_in_turn(x: Tensor) -> Tensor:
     return torch.cat((first.sigmoid_() * second.tanh_(), second), 1)
 
 
+#: What a step of a cell reads of the input.
+READS: dict[str, Callable[[Tensor, int], Tensor]] = {
+    "parts": lambda x, step: x[step],
+    "one part": lambda x, step: x[0],
+    "computed": lambda x, step: x[step].cos(),
+}
+CELLS = [*(("LSTMCell", name) for name in READS), ("GRUCell", "parts"), ("RNNCell", "parts")]
+#: Name -> a network, its input, and fractions.
+HELD: dict[str, tuple[Callable[[], tuple[nn.Module, Tensor]], tuple[float | None, ...]]] = {
+    **{name: (partial(build, name), (None, 0.6, 0.4, 0.2)) for name in NETWORKS},
+    **{
+        f"{kind} that reads {name}": (lambda k=kind, r=name: (Cells(k, 64, READS[r]), torch.randn(50, 128, 64)), (0.3,))
+        for kind, name in CELLS
+    },
+    **{
+        write.__name__: (lambda write=write: (Parts(write), torch.randn(512, 64)), (None, 0.6, 0.3))
+        for write in (write_rows, write_after_read, write_parts_in_turn)
+    },
+}
+
+
 @pytest.mark.filterwarnings("ignore::zoo.remat.limit.BelowFloor")
-@pytest.mark.parametrize("share", [None, 0.6, 0.3])
-@pytest.mark.parametrize("write", [write_rows, write_after_read, write_parts_in_turn], ids=lambda each: each.__name__)
-def test_networks_that_write_parts_hold_bytes_of_plan(write: Callable[[Tensor], Tensor], share: float | None) -> None:
-    assert_holds_what_plan_says(Parts(write), torch.randn(512, 64), share)
-
-
-def assert_holds_what_plan_says(model: nn.Module, x: Tensor, share: float | None) -> None:
+@pytest.mark.parametrize(("name", "share"), [(name, share) for name in HELD for share in HELD[name][1]])
+def test_predicted_bytes_are_held(name: str, share: float | None) -> None:
+    model, x = HELD[name][0]()
     zoo.lean(model, share)
     for _ in range(2):
         model(x).sum().backward()
