@@ -17,8 +17,8 @@ from zoo.ops.inverse import (
     batch_unpool_,
     channel_pool,
     channel_unpool_,
-    largest,
-    largest_gradient,
+    global_max,
+    global_max_gradient,
 )
 
 POOLS = {
@@ -65,11 +65,11 @@ def test_ties_of_group_maximum_share_gradient():
     x = torch.randn(6, 3, 4, 5, dtype=torch.float64)
     x[0, 0] = x[1, 0] = 7.0
     x.requires_grad_()
-    best = largest(x, 2)
+    best = global_max(x, 2)
     assert torch.equal(best, x.unflatten(0, (3, 2)).transpose(1, 2).flatten(2).max(-1).values)
     dbest = torch.randn_like(best)
     (truth,) = torch.autograd.grad(best, x, dbest)
-    assert relative_error(largest_gradient(x.detach(), best.detach(), dbest, 2), truth) < 1e-14
+    assert relative_error(global_max_gradient(x.detach(), best.detach(), dbest, 2), truth) < 1e-14
 
 
 def norm_of(channels, eps_i=0.0, **kwargs):

@@ -35,12 +35,12 @@ from zoo.ops.inverse import (
     convolve,
     convolve_gradients,
     couple_,
+    global_max,
+    global_max_gradient,
     halves,
     invert_coupling_,
     invert_leaky_relu_,
     invert_norm_,
-    largest,
-    largest_gradient,
     normalize_,
 )
 from zoo.ops.operators import at_least_float32
@@ -428,7 +428,7 @@ class GlobalMax(Invertible):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the features (N, C)."""
-        return largest(x, self.images)
+        return global_max(x, self.images)
 
     def record(self, x: Tensor) -> tuple[Tensor, list[Tensor]]:
         """Return the features, and the map."""
@@ -441,4 +441,4 @@ class GlobalMax(Invertible):
         if not saved:
             raise RuntimeError("backward through an invertible network can run only once: it overwrites what it saved")
         x = saved.pop()
-        return x, largest_gradient(x, y, dy, self.images), {}
+        return x, global_max_gradient(x, y, dy, self.images), {}

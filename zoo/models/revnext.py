@@ -74,8 +74,8 @@ class ScaledLinear(nn.Linear):
         return 0.125 * super().forward(x)
 
 
-class LargestValueNetwork(Network):
-    """Base of the paper's networks: the classifier's input is the maximum of each channel (global max pooling)."""
+class GlobalMaxNetwork(Network):
+    """Base class of the paper's networks, which pool the last map by global max pooling."""
 
     poolings = ("max", "")
     images_per_input = 1  # images in the last map per input image; each batch pool multiplies it by 4
@@ -91,7 +91,7 @@ class LargestValueNetwork(Network):
             self.global_pool = pool
 
 
-class InvertibleNetwork(LargestValueNetwork):
+class InvertibleNetwork(GlobalMaxNetwork):
     """Base class of both forms: levels of invertible layers, ``level0`` after the stem, each other level after a pool.
 
     Args:

@@ -19,7 +19,7 @@ from zoo.layers.reversible import PairPool, ReversibleBlock, ReversibleSequentia
 from zoo.layers.revnet_blocks import add_zero_channels
 from zoo.models.family import family
 from zoo.models.resnet import ResidualBlock
-from zoo.models.revnext import LargestValueNetwork
+from zoo.models.revnext import GlobalMaxNetwork
 
 
 @family(
@@ -33,7 +33,7 @@ from zoo.models.revnext import LargestValueNetwork
     options=ReversibleOptions,
     input="cifar",
 )
-class RevNeXtBaseline(LargestValueNetwork):
+class RevNeXtBaseline(GlobalMaxNetwork):
     """ResNet-18 or RevNet of the paper: ``stem``, ``level0``, then levels of a `WideningPool` and blocks.
 
     Args:
@@ -100,7 +100,7 @@ class WideningPool(nn.Module):
     options=ReversibleOptions,
     input="cifar",
 )
-class TwoBranchIRevNet(LargestValueNetwork):
+class TwoBranchIRevNet(GlobalMaxNetwork):
     """i-RevNet of the paper: ``stem``, then one ``chain`` of reversible blocks and channel pools.
 
     Args:

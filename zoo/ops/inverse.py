@@ -178,13 +178,13 @@ def convolve_gradients(x: Tensor, dy: Tensor, conv: nn.Conv2d) -> tuple[Tensor |
     return dx, dweight
 
 
-def largest(x: Tensor, images: int) -> Tensor:
+def global_max(x: Tensor, images: int) -> Tensor:
     """Return the maximum of each channel over the positions of each group of ``images`` adjacent images."""
     return x.unflatten(0, (-1, images)).amax((1, 3, 4))
 
 
-def largest_gradient(x: Tensor, best: Tensor, dbest: Tensor, images: int) -> Tensor:
-    """Return dx of `largest`. Equal maxima share the gradient."""
+def global_max_gradient(x: Tensor, best: Tensor, dbest: Tensor, images: int) -> Tensor:
+    """Return dx of `global_max`. Equal maxima share the gradient."""
     dx = torch.empty_like(x, memory_format=torch.contiguous_format)
     grouped = (x.unflatten(0, (-1, images)), dx.unflatten(0, (-1, images)), best, dbest)
     for x_part, dx_part, best_part, dbest_part in parts(*grouped):
