@@ -13,6 +13,7 @@ from torchvision.models import ResNet50_Weights, get_model_weights
 
 import zoo
 from tests.data.sample_images import random_image
+from zoo.config.record import Preprocessing
 from zoo.data.transforms.classification import ValTransform
 from zoo.models.external import own_preprocessing
 
@@ -47,6 +48,10 @@ def test_torchvisions_weights_are_recognized_by_their_digest() -> None:
         transform = ValTransform(images.scale_val, images.crop_val, images.mean, images.std)
         _assert_same(transform, weights.transforms())
     assert own_preprocessing("torchvision:resnet50", "0" * 64) == own_preprocessing("torchvision:resnet50")
+
+
+def test_weights_without_crop_have_default_preprocessing() -> None:
+    assert own_preprocessing("torchvision:fcn_resnet50") == Preprocessing()
 
 
 @pytest.mark.parametrize("name", TIMM)
