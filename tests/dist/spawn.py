@@ -6,6 +6,7 @@ of a second. A function handed to run_distributed has to be at the top level of 
 
 from __future__ import annotations
 
+import logging
 import multiprocessing
 import os
 import socket
@@ -47,6 +48,19 @@ def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("localhost", 0))
         return int(probe.getsockname()[1])
+
+
+class LogLines(logging.Handler):
+    """The texts of all log records of the package at level INFO."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.texts: list[str] = []
+        logging.getLogger("zoo").addHandler(self)
+        logging.getLogger("zoo").setLevel(logging.INFO)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.texts.append(record.getMessage())
 
 
 def prepare_process(rank: int, world_size: int, port: int) -> None:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import resource
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +12,7 @@ import torch
 
 from tests.dist.spawn import run_distributed
 from tests.engine.tiny import build_net, differences, make_config, new_state, save
+from tests.faults.fuzz import limit_resource
 from tests.refusals import refused
 from zoo.engine.checkpoint import BEST, CHECKPOINT, KEYS_OF_BEST, PREVIOUS, parse_progress, read
 from zoo.engine.state import TrainState
@@ -75,21 +74,10 @@ def test_best_file_holds_no_training_state(tmp_path: Path, ema_decay: float | No
     assert differences(read_back, read_state_dict(checkpoint)) == []
 
 
-@contextmanager
-def _file_size_limit(num_bytes: int) -> Iterator[None]:
-    """Let the system refuse to write more than ``num_bytes`` into any file, as a full disk would."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-
-
 @pytest.mark.parametrize("num_bytes", [0, 1000, 12_000])
 def test_full_disk_keeps_previous_checkpoint(tmp_path: Path, num_bytes: int) -> None:
     save(_state(1), tmp_path)
-    with _file_size_limit(num_bytes):
+    with limit_resource(resource.RLIMIT_FSIZE, num_bytes):
         refused(CheckpointError, lambda: save(_state(2), tmp_path, is_best=True), "File too large", f"{CHECKPOINT}, is")
     assert _files(tmp_path) == {CHECKPOINT: 1}
     save(_state(3), tmp_path)

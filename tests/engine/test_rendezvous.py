@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import re
 import signal
@@ -13,7 +12,7 @@ import time
 
 import pytest
 
-from tests.dist.spawn import free_port, run_distributed
+from tests.dist.spawn import LogLines, free_port, run_distributed
 from tests.refusals import refused
 from zoo.engine import rendezvous
 from zoo.engine.process import open_process
@@ -40,9 +39,7 @@ def _open(comes: str, limits_s: list[float]) -> tuple[list[str], object]:
 
     Rank 1 comes when the others have waited for it, or ``comes`` "never".
     """
-    rank, lines = int(os.environ["RANK"]), _Lines()
-    logging.getLogger("zoo").addHandler(lines)
-    logging.getLogger("zoo").setLevel(logging.INFO)
+    rank, lines = int(os.environ["RANK"]), LogLines()
     rendezvous.FIRST_LINE_S, rendezvous.LIMIT_S = 0.3, limits_s[rank]
     if rank == 1:
         time.sleep(1.5)
@@ -58,15 +55,6 @@ def _open(comes: str, limits_s: list[float]) -> tuple[list[str], object]:
 def _open_alone() -> None:
     with open_process():
         pass
-
-
-class _Lines(logging.Handler):
-    def __init__(self) -> None:
-        super().__init__()
-        self.texts: list[str] = []
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self.texts.append(record.getMessage())
 
 
 @pytest.mark.dist

@@ -61,15 +61,11 @@ def replicas_config(replicas: int | None = 4, **changes: Any) -> Experiment:
     return make_config(optimizer=optimizer, **changes)
 
 
-def _network(arch: str, **changes: Any) -> Experiment:
+def _network(arch: str, options: dict[str, Any]) -> Experiment:
     """Return the settings of a run that trains a network of 32 px images by name."""
-    network = {"arch": arch, "num_classes": 2, **changes.pop("network", {})}
-    config = replicas_config(input={"crop_train": 32, "scale_val": 32, "crop_val": 32}, **changes)
+    config = replicas_config(input={"crop_train": 32, "scale_val": 32, "crop_val": 32})
+    network = {"arch": arch, "num_classes": 2, **options}
     return parse_experiment({**config.model_dump(mode="json"), "network": network}, "test")
-
-
-def _segmentation() -> Experiment:
-    return make_segmentation_config(optimizer={"replicas": 4, "batch_size": 8})
 
 
 def build_segmenter(network: NetworkSpec) -> nn.Module:
@@ -88,7 +84,7 @@ def build_sync_net(network: NetworkSpec) -> nn.Module:
 class Case(NamedTuple):
     """Settings, network and numbers of processes of a run."""
 
-    config: Callable[[], Experiment]
+    config: Experiment
     build: Build = build_net
     worlds: tuple[int, ...] = (3,)
 
@@ -96,66 +92,61 @@ class Case(NamedTuple):
 INPLACE = {"norm": "inplace", "activation": "leaky_relu"}
 SYNC = {"norm": "sync", "activation": "leaky_relu"}
 ADAMW = {"type": "AdamW", "clip": 0}
+SEGMENTATION = make_segmentation_config(optimizer={"replicas": 4, "batch_size": 8})
 CASES: dict[str, Case] = {
-    "plain": Case(replicas_config, worlds=(2, 3, 4)),
-    "eight replicas": Case(lambda: replicas_config(8, optimizer={"batch_size": 32}), worlds=(3, 8)),
-    "bf16": Case(lambda: replicas_config(training={"amp": "bf16"})),
-    "fp16": Case(lambda: replicas_config(training={"amp": "fp16"})),
-    "mixed images": Case(lambda: replicas_config(regularization={"mixup": 0.8, "cutmix": 1.0})),
-    "accumulation": Case(lambda: replicas_config(optimizer={"accumulate_steps": 2})),
-    "AdamW and repeats": Case(lambda: replicas_config(optimizer=ADAMW, input={"repeats_train": 3})),
-    "channels last": Case(lambda: replicas_config(training={"channels_last": True})),
-    "frozen": Case(lambda: replicas_config(optimizer={"freeze": ["0", "1"]}), worlds=(2,)),
-    "segmentation": Case(_segmentation, build_segmenter),
-    "in-place norms": Case(lambda: _network("resnet32_cifar", network=INPLACE), build_from_config),
-    "checkpointing": Case(
-        lambda: _network("resnet32_cifar", network={**INPLACE, "memory": "checkpoint"}), build_from_config
-    ),
-    "reversible": Case(lambda: _network("revnet38_cifar"), build_from_config),
-    "lean torchvision": Case(lambda: _network("torchvision:resnet18", network={"memory": "lean"}), build_from_config),
-    "timm": Case(
-        lambda: _network("timm:mobilenetv3_small_050", network={"options": {"drop_path_rate": 0.2}}), build_from_config
-    ),
-    "sync": Case(replicas_config, build_sync_net, (2, 3, 4)),
-    "sync bf16": Case(lambda: replicas_config(training={"amp": "bf16"}), build_sync_net),
-    "sync fp16": Case(lambda: replicas_config(training={"amp": "fp16"}), build_sync_net),
-    "sync accumulation": Case(lambda: replicas_config(optimizer={"accumulate_steps": 2}), build_sync_net),
-    "sync channels last": Case(lambda: replicas_config(training={"channels_last": True}), build_sync_net),
+    "plain": Case(replicas_config(), worlds=(2, 3, 4)),
+    "eight replicas": Case(replicas_config(8, optimizer={"batch_size": 32}), worlds=(3, 8)),
+    "mixed images": Case(replicas_config(regularization={"mixup": 0.8, "cutmix": 1.0})),
+    "AdamW and repeats": Case(replicas_config(optimizer=ADAMW, input={"repeats_train": 3})),
+    "frozen": Case(replicas_config(optimizer={"freeze": ["0", "1"]}), worlds=(2,)),
+    "segmentation": Case(SEGMENTATION, build_segmenter),
+    "sync": Case(replicas_config(), build_sync_net, (2, 3, 4)),
+    "sync deeplab": Case(SEGMENTATION, build_from_config),
     **{
-        f"sync {arch}": Case(lambda arch=arch: _network(arch, network=SYNC), build_from_config)  # type: ignore[misc]
-        for arch in ("resnet18", "resnet50", "revnet38_cifar", "densenet121")
+        f"{'sync ' * (build is build_sync_net)}{name}": Case(replicas_config(**changes), build)
+        for build in (build_net, build_sync_net)
+        for name, changes in {
+            "bf16": {"training": {"amp": "bf16"}},
+            "fp16": {"training": {"amp": "fp16"}},
+            "accumulation": {"optimizer": {"accumulate_steps": 2}},
+            "channels last": {"training": {"channels_last": True}},
+        }.items()
     },
     **{
-        f"sync {memory}": Case(  # type: ignore[misc]
-            lambda memory=memory: _network("resnet32_cifar", network={**SYNC, "memory": memory}), build_from_config
+        " ".join(map(str, (arch, *network.values()))): Case(_network(arch, network), build_from_config)
+        for arch, network in (
+            ("resnet32_cifar", INPLACE),
+            ("resnet32_cifar", {**INPLACE, "memory": "checkpoint"}),
+            ("revnet38_cifar", {}),
+            ("torchvision:resnet18", {"memory": "lean"}),
+            ("timm:mobilenetv3_small_050", {"options": {"drop_path_rate": 0.2}}),
+            ("resnet18", SYNC),
+            ("resnet50", SYNC),
+            ("revnet38_cifar", SYNC),
+            ("densenet121", SYNC),
+            ("resnet32_cifar", {**SYNC, "memory": "checkpoint"}),
+            ("resnet32_cifar", {**SYNC, "memory": "lean"}),
         )
-        for memory in ("checkpoint", "lean")
     },
-    "sync deeplab": Case(_segmentation, build_from_config),
 }
 
 
-def _reports(case: Case, data: Path, folder: Path, options: dict[str, Any]) -> tuple[list[Any], ...]:
-    run(case.config(), data, folder, log := MemoryLog(), build=case.build, **options)
+def _reports(case: Case, data: Path, folder: Path, resume: str | None = None) -> tuple[list[Any], ...]:
+    run(case.config, data, folder, log := MemoryLog(), build=case.build, resume=resume)
     return log.reports
 
 
-def _reports_by_name(name: str, data: Path, folder: Path) -> tuple[list[Any], ...]:
-    return _reports(CASES[name], data, folder, {})
-
-
 @pytest.mark.dist
-@pytest.mark.parametrize("name", CASES)
-def test_any_number_of_processes_has_bits_of_one(name: str, uneven_data: Path, tmp_path: Path) -> None:
-    if name == "timm":
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+def test_any_number_of_processes_has_bits_of_one(case: Case, uneven_data: Path, tmp_path: Path) -> None:
+    if case.config.network.arch.startswith("timm:"):
         pytest.importorskip("timm")
-    config = CASES[name].config()
-    is_labeled = config.segmentation is not None
+    is_labeled = case.config.segmentation is not None
     data = make_labeled(tmp_path / "data", num_train=14, num_val=5) if is_labeled else uneven_data
-    expected = _reports_by_name(name, data, tmp_path / "1")
-    assert len(expected[1]) == config.optimizer.schedule.epochs
-    for world in CASES[name].worlds:
-        for reports in run_distributed(_reports_by_name, world, name, data, tmp_path / str(world)):
+    expected = _reports(case, data, tmp_path / "1")
+    assert len(expected[1]) == case.config.optimizer.schedule.epochs
+    for world in case.worlds:
+        for reports in run_distributed(_reports, world, case, data, tmp_path / str(world)):
             assert reports == expected
         assert differences(read(tmp_path / "1" / CHECKPOINT), read(tmp_path / str(world) / CHECKPOINT)) == []
 
@@ -164,12 +155,12 @@ def test_any_number_of_processes_has_bits_of_one(name: str, uneven_data: Path, t
 @pytest.mark.parametrize("build", [build_net, build_sync_net])
 def test_killed_run_resumes_on_other_numbers_of_processes(build: Build, uneven_data: Path, tmp_path: Path) -> None:
     config = replicas_config(checkpoint={"every_steps": 2}, optimizer={"schedule": EPOCH | {"epochs": 3}})
-    case, straight, killed = Case(lambda: config, build), tmp_path / "straight", tmp_path / "killed"
-    numbers, digests, validations = _reports(case, uneven_data, straight, {})
+    case, straight, killed = Case(config, build), tmp_path / "straight", tmp_path / "killed"
+    numbers, digests, validations = _reports(case, uneven_data, straight)
     kill_at(3, 3, config, uneven_data, killed, build=build)
     assert read(killed / CHECKPOINT)["position"]["step"] == 2
     kill_at(7, 2, config, uneven_data, killed, build=build, resume="auto")
-    resumed = _reports(case, uneven_data, killed, {"resume": "auto"})
+    resumed = _reports(case, uneven_data, killed, "auto")
     assert resumed == (numbers[6:], digests[2:], validations[2:])
     assert differences(read(straight / CHECKPOINT), read(killed / CHECKPOINT)) == []
 

@@ -6,7 +6,7 @@ import os
 import resource
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -134,18 +134,22 @@ def _copied(tree: Any) -> Any:
 
 
 @contextmanager
-def _bounded_memory() -> Iterator[None]:
-    """Limit the process to `MEMORY_BYTES` more memory than now. Beyond it, allocations raise MemoryError."""
-    pages = int(Path("/proc/self/statm").read_text().split()[0]) if sys.platform == "linux" else None
-    if pages is None:
-        yield
-        return
-    before = resource.getrlimit(resource.RLIMIT_AS)
-    resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + MEMORY_BYTES, before[1]))
+def limit_resource(kind: int, value: int) -> Iterator[None]:
+    """Lowers a limit of this process, such as `resource.RLIMIT_FSIZE`: the system then fails as a full disk would."""
+    soft, hard = resource.getrlimit(kind)
+    resource.setrlimit(kind, (value, hard))
     try:
         yield
     finally:
-        resource.setrlimit(resource.RLIMIT_AS, before)
+        resource.setrlimit(kind, (soft, hard))
+
+
+def _bounded_memory() -> AbstractContextManager[None]:
+    """Limits the process to `MEMORY_BYTES` more memory than now. Beyond it, allocations raise MemoryError."""
+    if sys.platform != "linux":
+        return nullcontext()
+    pages = int(Path("/proc/self/statm").read_text().split()[0])
+    return limit_resource(resource.RLIMIT_AS, pages * resource.getpagesize() + MEMORY_BYTES)
 
 
 _watch: list[tuple[str, list[str]]] = []

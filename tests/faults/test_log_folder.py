@@ -14,6 +14,7 @@ import pytest
 from filelock import FileLock
 
 from tests.cli.conftest import SETTINGS, Run
+from tests.faults.fuzz import limit_resource
 from zoo.cli import main
 from zoo.config.parse import load_experiment
 from zoo.files import file_lock
@@ -109,18 +110,14 @@ def test_resumed_run_removes_leftovers_of_killed_save(finished: Run, log_dir: Pa
 
 def test_temporarily_full_disk_leaves_complete_records(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     logging.getLogger("zoo").setLevel(logging.INFO)
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     config = load_experiment("quickstart_fashion_mnist")
     with RunLog(tmp_path, 0, config) as log:
         log.record("gradient_angle", step=1, degrees=0.5)
         size = (tmp_path / "metrics.jsonl").stat().st_size
-        resource.setrlimit(resource.RLIMIT_FSIZE, (size + 10, hard))  # ten bytes of the next record fit
-        try:
+        with limit_resource(resource.RLIMIT_FSIZE, size + 10):  # ten bytes of the next record fit
             for step in range(2, 50):
                 log.record("gradient_angle", step=step, degrees=0.5)
                 logging.getLogger("zoo").info("a line" * 10)
-        finally:
-            resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
         log.record("gradient_angle", step=50, degrees=0.25)
     records = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     assert [record["step"] for record in records] == [1, 50]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import multiprocessing
 import os
 import signal
@@ -17,7 +16,7 @@ import pytest
 
 import zoo
 from tests.cli.conftest import SETTINGS
-from tests.dist.spawn import run_distributed
+from tests.dist.spawn import LogLines, run_distributed
 from tests.engine.tiny import differences, make_images
 from zoo.config.experiment import Experiment
 from zoo.config.parse import parse_experiment
@@ -87,8 +86,7 @@ def _run(config: Experiment, data: Path, log_dir: Path, workers: int = 0, resume
 def _signaled(number: int, hangs: dict[int, Hang], call: Callable[[], object]) -> End:
     """Call, and send ``number`` to this process as soon as all images of ``hangs``, by rank, hang; return the end."""
     stop.STALL_S = 1.0
-    rank, lines, sent_s = int(os.environ["RANK"]), Lines(), []
-    logging.getLogger("zoo").addHandler(lines)
+    rank, lines, sent_s = int(os.environ["RANK"]), LogLines(), []
     if rank in hangs:
         folder.read_bytes = hangs[rank]  # type: ignore[assignment]
 
@@ -114,17 +112,6 @@ def _stopped(number: int, hangs: dict[int, Hang], *run: Any) -> End:
 
 def _scored(number: int, hangs: dict[int, Hang], checkpoint: Path, data: Path, workers: int) -> End:
     return _signaled(number, hangs, lambda: zoo.score(checkpoint, data, workers=workers))
-
-
-class Lines(logging.Handler):
-    """The texts of all log records."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.texts: list[str] = []
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self.texts.append(record.getMessage())
 
 
 @pytest.mark.parametrize(
