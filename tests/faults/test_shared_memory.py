@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -22,6 +23,8 @@ from zoo.data.map_dataset import Datasets
 from zoo.data.segmentation.loader import build_segmentation_train_loader, build_segmentation_val_loader
 from zoo.data.transforms.classification import ValTransform
 from zoo.errors import DataError
+
+Load = Callable[[str], Loader[Any]]
 
 WORKER = LoaderOptions(workers=1)
 KINDS = ["train", "val", "ten crops", "tensors", "segmentation train", "segmentation val"]
@@ -44,6 +47,20 @@ def _loader(kind: str, folder: Path) -> Loader[Any]:
     if kind == "train":
         return build_train_loader(data, settings, WORKER)
     return build_val_loader(data, ValTransform(SIDE, SIDE, [0.5] * 3, [0.5] * 3, kind == "ten crops"), 2, WORKER)
+
+
+@pytest.fixture
+def load(tmp_path: Path) -> Iterator[Load]:
+    """Return `_loader` for images in a temporary folder. Ends the workers, for which torch would wait five seconds."""
+    loaders: list[Loader[Any]] = []
+
+    def build(kind: str) -> Loader[Any]:
+        loaders.append(_loader(kind, tmp_path))
+        return loaders[-1]
+
+    yield build
+    for loader in loaders:
+        loader.stop_workers()
 
 
 def _read_all(kind: str, folder: str) -> None:
@@ -85,10 +102,10 @@ def _collate_shared(samples: Any) -> Batch | DataError:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_worker_stacks_batch_in_shared_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+def test_worker_stacks_batch_in_shared_memory(load: Load, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
     """An error of the allocation is then one of the worker's own code, and not of a thread of its queue."""
     monkeypatch.setattr("zoo.data.loader.collate", _collate_shared)
-    batch = next(iter(_loader(kind, tmp_path)))
+    batch = next(iter(load(kind)))
     assert set(batch.paths) == {"True"}
 
 
@@ -101,15 +118,15 @@ def test_worker_stacks_batch_in_shared_memory(tmp_path: Path, monkeypatch: pytes
     ],
 )
 def test_worker_without_shared_memory_names_remedy(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reason: str, advice: str
+    load: Load, monkeypatch: pytest.MonkeyPatch, reason: str, advice: str
 ) -> None:
     monkeypatch.setattr("zoo.data.dataset.default_collate", Mock(side_effect=RuntimeError(reason)))
-    assert "\n" not in refused(DataError, lambda: next(iter(_loader("train", tmp_path))), advice, "--workers")
+    assert "\n" not in refused(DataError, lambda: next(iter(load("train"))), advice, "--workers")
 
 
 @pytest.mark.parametrize("reason", ["Too many open files. Communication is impossible", "received 0 items of ancdata"])
-def test_limit_of_open_files_names_remedy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reason: str) -> None:
-    loader = _loader("train", tmp_path)
+def test_limit_of_open_files_names_remedy(load: Load, monkeypatch: pytest.MonkeyPatch, reason: str) -> None:
+    loader = load("train")
 
     def fail(self: Any) -> Any:
         yield next(batches)
@@ -120,7 +137,7 @@ def test_limit_of_open_files_names_remedy(tmp_path: Path, monkeypatch: pytest.Mo
     refused(DataError, lambda: list(loader), "ulimit -n")
 
 
-def test_failed_start_of_workers_names_remedy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_start_of_workers_names_remedy(load: Load, monkeypatch: pytest.MonkeyPatch) -> None:
     no_semaphore = Mock(side_effect=OSError(28, "No space left on device"))
     monkeypatch.setattr("torch.utils.data.DataLoader.__iter__", no_semaphore)
-    refused(DataError, lambda: iter(_loader("train", tmp_path)), "/dev/shm has")
+    refused(DataError, lambda: iter(load("train")), "/dev/shm has")
