@@ -224,10 +224,6 @@ def test_reported_peaks_equal_measured_peaks_of_training_steps() -> None:
     assert report.peak == pytest.approx(peak(lean(blocks), x), rel=0.15)
     of_lean = zoo.memory_report(blocks, x)  # the network is lean now
     assert (of_lean.plain_peak, of_lean.peak) == (report.plain_peak, report.peak)
-    on_meta = zoo.memory_report(blocks.to("meta"), x.to("meta"))
-    assert on_meta.plain_peak == report.plain_peak
-    assert on_meta.peak == pytest.approx(report.peak, rel=0.02)
-    assert str(on_meta).endswith("; on the meta device, attention is counted as on the CPU")
 
 
 def norm_between_convolutions(norm: nn.Module) -> nn.Module:
@@ -249,6 +245,7 @@ def norm_between_convolutions(norm: nn.Module) -> nn.Module:
 def test_report_on_meta_device_equals_cpus(model: nn.Module, dtype: torch.dtype) -> None:
     model, x = model.to(dtype), images(64).to(dtype)
     real, counted = zoo.memory_report(model, x), zoo.memory_report(copy.deepcopy(model).to("meta"), x.to("meta"))
+    assert str(counted).endswith("; on the meta device, attention is counted as on the CPU")
     assert (counted.with_budget and counted.with_budget.budget) == (real.with_budget and real.with_budget.budget)
     for name in ("plain", "lean", "plain_peak", "peak"):  # torch's statistics differ by some bytes
         assert getattr(counted, name) == pytest.approx(getattr(real, name), rel=0.001), name
