@@ -209,22 +209,6 @@ def test_other_items_on_another_rank_raise_before_training(kind: str, keys: list
     assert not (tmp_path / "log").exists()
 
 
-def _train_two_epochs(log_dir: Path) -> tuple[dict[str, Tensor], dict[str, float]]:
-    torch.manual_seed(int(os.environ.get("RANK", 0)))  # rank 0's weights are used
-    module = nn.Sequential(nn.Flatten(), nn.Linear(108, 2))
-    result = train(module, make_noise(), make_noise(8), log_dir=log_dir)
-    return weights_of(result.model), dict(result.scores)
-
-
-@pytest.mark.dist
-def test_two_processes_train_the_same_network(tmp_path: Path) -> None:
-    first, second = run_distributed(_train_two_epochs, 2, tmp_path / "two", group=False)
-    alone = _train_two_epochs(tmp_path / "one")
-    assert differences(first, second) == []
-    assert first[1] == alone[1]
-    torch.testing.assert_close(first[0], alone[0])
-
-
 # Frozen parts
 
 
@@ -311,18 +295,29 @@ def test_resumed_run_has_modes_of_checkpoint(given: Callable[[Any], object], fro
     assert ("mode as in the checkpoint" in log_of(parts)) == (given is _freeze_all_but_head)
 
 
-def _train_frozen(log_dir: Path) -> dict[str, Tensor]:
-    module = make_frozen(_freeze if os.environ["RANK"] == "0" else nn.Module.train)  # rank 0's modes are used
-    train(module, make_noise(), make_noise(8), log_dir=log_dir)
-    return weights_of(module)
+def _train_on_rank(is_frozen: bool, log_dir: Path) -> tuple[dict[str, Tensor], dict[str, float]]:
+    """Train; rank 0's weights and modes are used."""
+    rank = int(os.environ.get("RANK", 0))
+    torch.manual_seed(rank)
+    module: nn.Module = nn.Sequential(nn.Flatten(), nn.Linear(108, 2))
+    if is_frozen:
+        module = make_frozen(nn.Module.train if rank else _freeze)
+    result = train(module, make_noise(), make_noise(8), log_dir=log_dir)
+    return weights_of(module), dict(result.scores)
 
 
 @pytest.mark.dist
-def test_two_processes_keep_frozen_statistics(tmp_path: Path) -> None:
-    first, second = run_distributed(_train_frozen, 2, tmp_path, group=False)
+@pytest.mark.parametrize("is_frozen", [False, True])
+def test_two_processes_train_the_same_network(is_frozen: bool, tmp_path: Path) -> None:
+    first, second = run_distributed(_train_on_rank, 2, is_frozen, tmp_path / "two", group=False)
     assert differences(first, second) == []
-    assert first["0.1.num_batches_tracked"] == 0
-    assert torch.equal(first["0.1.running_mean"], torch.zeros(4))
+    if is_frozen:
+        assert first[0]["0.1.num_batches_tracked"] == 0
+        assert torch.equal(first[0]["0.1.running_mean"], torch.zeros(4))
+    else:
+        weights, scores = _train_on_rank(is_frozen, tmp_path / "one")
+        torch.testing.assert_close(first[0], weights)
+        assert first[1] == scores
 
 
 # Parameters without gradient

@@ -24,7 +24,8 @@ class Segment(Command):
 
     example = "zoo segment runs/mine/model_best.pth.tar images segmented --output overlay"
     name: str = argument("NAME")
-    """Deeplab network (zoo list), experiment, experiment file, checkpoint of zoo train, or hf-hub:OWNER/NAME."""
+    """Segmentation network (deeplab_* or pyramid_*), experiment, experiment file, checkpoint of zoo train, or
+    hf-hub:OWNER/NAME."""
     source: Path = argument("IN")
     """Image, or folder to search recursively. Two images must not have the same name without suffix (a.jpg, a.png)."""
     out: Path = argument("OUT")

@@ -75,7 +75,7 @@ class ScoreOptions(DataOptions, ProcessOptions):
     """Write the confusion matrix to one or more files: with precision, recall and F1 of each class as .json or .csv, or
     as a picture (.png, .pdf, .svg)."""
     predictions: Path | None = None
-    """Write a CSV file with one line per image, sorted by path: path, class, and the top five classes with their
+    """Write a CSV file with one line per image, sorted by path: path, true class, and the top five classes with their
     probabilities."""
 
 
