@@ -210,7 +210,7 @@ def assert_equals_the_reference(case: Case, result: dict[str, dict[str, float]])
 def measure_large_mean(layout: str, device: str, kernels: Any) -> float:
     """Return the largest relative error of the variance of float32 values with a mean far above their deviation."""
     errors = []
-    for shape in ((4, 3, 30, 40), (64, 3, 40, 50), (256, 24, 2, 2), (3000, 5)):
+    for shape in ((4, 3, 30, 40), (16, 3, 40, 50), (256, 24, 2, 2), (3000, 5)):
         x = 3000 + torch.randn(shape, generator=torch.Generator().manual_seed(0))
         x[0] += 500  # unlike the other images
         x = lay_out(x.to(device), layout)
@@ -220,6 +220,7 @@ def measure_large_mean(layout: str, device: str, kernels: Any) -> float:
 
 def measure_saturated(dtype: str, layout: str, device: str, kernels: Any) -> dict[str, Any]:
     """Return errors against the reference of an elu that saturates, and whether all is finite."""
+    torch.manual_seed(0)
     x = torch.cat([torch.full((1, 2, 4, 4), -60.0), torch.randn(3, 2, 4, 4)]).to(device, getattr(torch, dtype))
     x, ones = lay_out(x, layout), torch.ones(2, device=device, dtype=accumulate_dtype(x.dtype))
     saturated, finite, errors, inverse_errors = [], [], [], []
@@ -379,6 +380,9 @@ def measure_gradients(dtype: str, parameters: str, device: str, kernels: Any) ->
 
 def report(device: str, kernels: Any) -> dict[str, Any]:
     """Return the errors of kernels in all cases on a device."""
+    scales = [(dtype, layout) for dtype in small_scales.DTYPES for layout in LAYOUTS]
+    if kernels is TRITON and device == "cpu":
+        scales = [("float32", "channels_last"), ("bfloat16", "contiguous")]  # the interpreter is slow
     return {
         "cases": {name: measure(case, device, kernels) for name, case in CASES.items()},
         "large mean": {layout: measure_large_mean(layout, device, kernels) for layout in LAYOUTS},
@@ -390,8 +394,7 @@ def report(device: str, kernels: Any) -> dict[str, Any]:
         "small elu": {dtype: measure_small_elu(dtype, device, kernels) for dtype in ELU_ERRORS},
         "small scales": {
             f"{dtype} {layout} {activation}": measure_small_scales(dtype, layout, activation, device, kernels)
-            for dtype in small_scales.DTYPES
-            for layout in LAYOUTS
+            for dtype, layout in scales
             for activation in small_scales.ACTIVATIONS
         },
         "running": {

@@ -59,7 +59,8 @@ def test_saturated_elu_gives_finite_gradients_of_reference(found, dtype, layout)
     unit = torch.finfo(getattr(torch, dtype)).eps
     accumulated = torch.finfo(torch.float64 if dtype == "float64" else torch.float32).eps
     assert max(result["errors"]) < 2 * unit + 4e-6
-    assert max(result["inverse errors"]) < 8 * unit + 512 * accumulated  # back ends compute the logarithm differently
+    # Back ends compute the logarithm differently, and the bias is 25 times as large as x_hat.
+    assert max(result["inverse errors"]) < 8 * unit + 1024 * accumulated
 
 
 @pytest.mark.parametrize("dtype", ELU_ERRORS)
@@ -69,10 +70,11 @@ def test_elu_near_zero_does_not_cancel(found, dtype):
 
 
 @pytest.mark.parametrize("activation", small_scales.ACTIVATIONS)
-@pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("dtype", small_scales.DTYPES)
-def test_gradient_errors_are_bounded(found, dtype, layout, activation):
-    small_scales.assert_bounded(found["norms"]["small scales"][f"{dtype} {layout} {activation}"], dtype)
+def test_gradient_errors_are_bounded(found, activation):
+    errors = {case: of_case for case, of_case in found["norms"]["small scales"].items() if activation in case}
+    assert len(errors) >= 2
+    for case, of_case in errors.items():
+        small_scales.assert_bounded(of_case, case.partition(" ")[0])
 
 
 def test_tensors_without_elements_give_zeros_and_empty_results(found):

@@ -31,7 +31,7 @@ def interpret(module: str) -> dict[str, Any]:
     """Run the program ``module`` with Triton's interpreter; return the JSON that it prints."""
     environment = os.environ | {"TRITON_INTERPRET": "1", "PYTHONPATH": str(ROOT)}
     command = [sys.executable, "-m", module]
-    child = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
+    child = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=900, check=False)
     assert child.returncode == 0, child.stderr[-3000:]
     report: dict[str, Any] = json.loads(child.stdout)
     return report
