@@ -181,8 +181,9 @@ def test_classifier_is_replaced_and_removed(arch: str) -> None:
         torch.testing.assert_close(model(x), pooled)
         unpooled = build(arch, num_classes=0, global_pool="").eval()
         assert unpooled(x).shape == features.shape
-    model.reset_classifier(num_classes=3)
-    assert (model.num_classes, model(x).shape) == (3, (3, 3))
+    for number in (1, 3):
+        model.reset_classifier(num_classes=number)
+        assert (model.num_classes, model(x).shape) == (number, (3, number))
     for arguments in ((2, "other"), (2, "")):
         refused(zoo.ConfigError, functools.partial(model.reset_classifier, *arguments), "global_pool")
     assert model.num_classes == 3
