@@ -58,7 +58,7 @@ class SegmentVistas(Command):
 
     def run(self) -> int:
         """Segment the images as the original did."""
-        from zoo.engine.process import open_process
+        from zoo.engine._process import open_process
         from zoo.run.label_images import ORIGINAL_KINDS
         from zoo.run.segmenting import segment
         from zoo.tasks.tta import check_views

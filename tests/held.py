@@ -8,7 +8,7 @@ from collections.abc import Callable
 from torch import Tensor
 
 from zoo.memory.allocations import summarize
-from zoo.remat.step_log import StorageLog
+from zoo.remat._step_log import StorageLog
 
 
 def held_bytes(forward: Callable[[], Tensor], warmup: int = 0) -> int:

@@ -26,7 +26,7 @@ from zoo.data.named import open_data
 from zoo.data.sources.location import parse_data_path
 from zoo.errors import ConfigError, ZooError
 from zoo.files import cache_dir, file_lock, flush_folder, remove_leftovers, replace_file, write_bytes, write_json
-from zoo.weights.cache import md5_of
+from zoo.weights._cache import md5_of
 
 
 def test_only_file_and_its_folder_are_created(tmp_path: Path) -> None:

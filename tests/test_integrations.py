@@ -17,7 +17,7 @@ import zoo
 from zoo.config.network import NetworkSpec
 from zoo.memory.allocations import measure_memory
 from zoo.models.build import build_network, initialize
-from zoo.remat.lean import is_lean
+from zoo.remat._lean import is_lean
 
 pytestmark = pytest.mark.slow
 
@@ -148,7 +148,7 @@ def fit(network: str, folder: Path, in_bf16: bool, epochs: int, resume_at: int =
 
 
 # Lightning warns of single-process loaders and of names of torch that it uses itself.
-@pytest.mark.filterwarnings("ignore", "error::zoo.remat.lean.StepsAside")
+@pytest.mark.filterwarnings("ignore", "error::zoo.remat._lean.StepsAside")
 @pytest.mark.parametrize(("network", "in_bf16"), CASES)
 def test_network_trains_and_resumes_with_lightning(network: str, in_bf16: bool, tmp_path: Path) -> None:
     pytest.importorskip("lightning")

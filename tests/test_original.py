@@ -290,7 +290,7 @@ def test_local_rank_selects_device(finished: Run, tmp_path: Path, monkeypatch: p
         seen.append(local_rank)
         return torch.device("cpu")
 
-    monkeypatch.setattr("zoo.engine.process._open_device", open_device)
+    monkeypatch.setattr("zoo.engine._process._open_device", open_device)
     score = [str(finished.config), str(finished.checkpoint), str(finished.data), "--limit", "1", "-c", "8", "-j", "0"]
     train = [str(finished.config), str(finished.data), "-j", "0", "--epochs", "1", "--log-dir", str(tmp_path / "log")]
     assert run_script(ScoreImageNet, ["--local_rank=3", *score]) == 0

@@ -83,7 +83,7 @@ def test_documented_installation_works_in_fresh_environment(tmp_path: Path) -> N
 FIRST_STEP = """
 import sys, torch, torchvision, zoo
 from zoo.cli import main
-from zoo.engine import trainer
+from zoo.engine import _trainer as trainer
 from zoo.layers import InPlaceABN
 from zoo.ops import backend
 

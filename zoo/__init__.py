@@ -23,7 +23,7 @@ _HOMES = {
     "get": "zoo.registry.get",
     "is_model": "zoo.registry.names",
     "layers": "zoo.layers",
-    "lean": "zoo.remat.lean",
+    "lean": "zoo.remat._lean",
     "list_models": "zoo.registry.names",
     "list_pretrained": "zoo.registry.names",
     "load_network": "zoo.registry.load_network",

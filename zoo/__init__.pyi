@@ -23,7 +23,7 @@ from zoo.registry.names import is_model as is_model
 from zoo.registry.names import list_models as list_models
 from zoo.registry.names import list_pretrained as list_pretrained
 from zoo.registry.transforms import transforms as transforms
-from zoo.remat.lean import lean as lean
+from zoo.remat._lean import lean as lean
 from zoo.run.predicting import predict as predict
 from zoo.run.scoring import score as score
 from zoo.run.segmenting import segment as segment

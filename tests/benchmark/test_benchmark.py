@@ -34,7 +34,7 @@ from zoo.layers import InPlaceABN
 from zoo.memory.allocations import count_memory, measure_memory
 from zoo.memory.timing import Clock, TimedStep, time_interleaved
 from zoo.ops import backend, native
-from zoo.remat.budget import parse_bytes
+from zoo.remat._budget import parse_bytes
 
 CPU = torch.device("cpu")
 

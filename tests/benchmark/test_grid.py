@@ -14,7 +14,7 @@ from zoo.benchmark.grid import BFLOAT16, FLOAT, draw_errors, measure_grids
 from zoo.benchmark.network_setup import Setup
 from zoo.benchmark.results import Results
 from zoo.config.network import NetworkSpec
-from zoo.engine.reconstruction import reconstruction_errors
+from zoo.engine._reconstruction import reconstruction_errors
 from zoo.errors import ConfigError
 from zoo.layers import ReversibleBlock, ReversibleSequential
 

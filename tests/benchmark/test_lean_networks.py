@@ -17,8 +17,8 @@ from zoo.benchmark.results import Results
 from zoo.cli import main
 from zoo.config.network import NetworkSpec
 from zoo.memory.allocations import count_memory
-from zoo.remat import recipes
-from zoo.remat.lean import lean
+from zoo.remat import _recipes as recipes
+from zoo.remat._lean import lean
 
 
 def records(path: Path) -> dict[tuple[str, str, str], float]:

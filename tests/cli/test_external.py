@@ -15,8 +15,8 @@ from tests.cli.conftest import Cli, Run, events
 from tests.engine.tiny import differences, make_images
 from tests.refusals import refused
 from zoo.cli import main
-from zoo.engine.checkpoint import read
-from zoo.remat.lean import is_lean
+from zoo.engine._checkpoint import read
+from zoo.remat._lean import is_lean
 from zoo.weights import read_weights
 
 pytestmark = pytest.mark.slow  # networks of torchvision and timm

@@ -12,7 +12,7 @@ import torch
 from tests.cli.conftest import Cli, Run
 from zoo.cli.show import INDENT
 from zoo.config.parse import load_experiment, parse_experiment
-from zoo.engine.digest import digest, state_tensors
+from zoo.engine._digest import digest, state_tensors
 from zoo.weights import md5_of, read_checkpoint, read_weights
 
 

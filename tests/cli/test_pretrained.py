@@ -17,7 +17,7 @@ from tests.engine.tiny import make_images
 from tests.refusals import refused
 from zoo.config.parse import load_experiment
 from zoo.config.published import Digest, published
-from zoo.engine.checkpoint import CHECKPOINT
+from zoo.engine._checkpoint import CHECKPOINT
 from zoo.models.external import build_external
 
 PUBLISHED = "resnet34_ipabn-sync_lr_512"

@@ -22,7 +22,7 @@ from zoo.reproduce import inplace_abn_scores
 from zoo.reproduce.published_numbers import published_numbers
 from zoo.run import scoring
 from zoo.weights import md5_of
-from zoo.weights.cache import weights_path
+from zoo.weights._cache import weights_path
 
 pytestmark = pytest.mark.slow  # scores networks
 

@@ -15,7 +15,7 @@ from zoo.config.network import ExternalSpec, NetworkSpec, Spec, merge, parse_spe
 from zoo.config.parse import parse_experiment
 from zoo.config.record import NetworkRecord, Preprocessing, escape_names
 from zoo.errors import DataError
-from zoo.weights.description import parse_description
+from zoo.weights._description import parse_description
 
 ROOT = Path(__file__).parents[2]
 

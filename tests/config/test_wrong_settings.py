@@ -20,7 +20,7 @@ from zoo.cli import main
 from zoo.config.limits import MAX_CLASSES
 from zoo.config.parse import parse_experiment
 from zoo.errors import ConfigError, WeightsError
-from zoo.weights.description import parse_description
+from zoo.weights._description import parse_description
 
 Door = Callable[[dict[str, Any], Path], str]
 

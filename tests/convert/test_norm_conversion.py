@@ -17,7 +17,7 @@ import zoo
 from tests.convert.networks import IMAGES, scramble
 from tests.refusals import refused
 from zoo.convert import convert_norm
-from zoo.convert.norm_conversion import plan_norms
+from zoo.convert._norm_conversion import plan_norms
 from zoo.errors import ConversionError
 from zoo.layers import ABN, InPlaceABN, InPlaceABNSync
 

@@ -15,8 +15,8 @@ from tests.refusals import refused
 from zoo.config.network import ExternalSpec, NetworkSpec, Spec
 from zoo.config.published import published_record
 from zoo.convert import inplace_to_standard, relu_to_leaky_relu, standard_to_inplace
-from zoo.convert.conversion import source_spec
-from zoo.convert.files import convert_file
+from zoo.convert._conversion import source_spec
+from zoo.convert._files import convert_file
 from zoo.errors import ConfigError, ConversionError, WeightsError, ZooError
 from zoo.layers import ABN
 

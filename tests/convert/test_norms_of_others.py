@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from zoo.benchmark.network_setup import loss_of_any
-from zoo.convert.norm_conversion import apply_plans, plan_norms
+from zoo.convert._norm_conversion import apply_plans, plan_norms
 from zoo.errors import ConversionError
 from zoo.models.external import build_external, image_shape, iter_tensors, list_networks, smallest_of_each_family
 

@@ -11,7 +11,7 @@ from tests.convert.networks import IMAGES, outputs, scramble
 from tests.refusals import refused
 from zoo.config.network import NetworkSpec
 from zoo.convert import from_torchvision, to_torchvision
-from zoo.convert.torchvision import torchvision_key
+from zoo.convert._torchvision import torchvision_key
 from zoo.errors import ConversionError
 
 

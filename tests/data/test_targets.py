@@ -21,7 +21,7 @@ from zoo.data.loader import LoaderOptions, build_train_loader
 from zoo.data.map_dataset import Datasets
 from zoo.data.seeding import mixed_seed
 from zoo.data.targets import class_weights, targets_of, weighted_order
-from zoo.engine.checkpoint import CHECKPOINT, read
+from zoo.engine._checkpoint import CHECKPOINT, read
 from zoo.errors import ConfigError, DataError
 from zoo.tasks import task_of
 

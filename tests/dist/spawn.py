@@ -23,7 +23,7 @@ import torch.distributed as dist
 import torch.multiprocessing as torch_mp
 
 TIMEOUT_S = 60.0
-PRELOADED = ["torch", "torch.distributed", "zoo.engine.trainer"]
+PRELOADED = ["torch", "torch.distributed", "zoo.engine._trainer"]
 
 
 def run_distributed(fn: Callable[..., Any], world_size: int, *args: Any, group: bool = True) -> list[Any]:

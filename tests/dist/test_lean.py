@@ -16,8 +16,8 @@ from torch.nn.parallel import DistributedDataParallel
 from tests.dist.spawn import run_distributed
 from tests.remat.programs import Recorded, network
 from zoo.layers import InPlaceABNSync
-from zoo.remat.lean import lean
-from zoo.remat.recipes import RecipeError
+from zoo.remat._lean import lean
+from zoo.remat._recipes import RecipeError
 
 pytestmark = pytest.mark.dist
 

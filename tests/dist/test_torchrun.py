@@ -16,7 +16,7 @@ import pytest
 from tests.dist.spawn import free_port, run_distributed
 from tests.engine.tiny import differences, make_images
 from zoo.cli import main
-from zoo.engine.checkpoint import CHECKPOINT, read
+from zoo.engine._checkpoint import CHECKPOINT, read
 
 pytestmark = pytest.mark.dist
 
@@ -39,7 +39,7 @@ PROGRAM = f"""
 import os, signal, sys
 from pathlib import Path
 from zoo.cli import main
-from zoo.engine import trainer
+from zoo.engine import _trainer as trainer
 
 folder, train_step = Path(__file__).parent, trainer.train_step
 

@@ -20,7 +20,7 @@ from tests.engine.test_replicas import replicas_config
 from tests.engine.tiny import MemoryLog, run
 from zoo.config.experiment import Experiment
 from zoo.config.network import NetworkSpec
-from zoo.engine.attributes import attribute_values, changed_attribute
+from zoo.engine._attributes import attribute_values, changed_attribute
 from zoo.errors import ConfigError
 
 

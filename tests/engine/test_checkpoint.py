@@ -14,10 +14,10 @@ from tests.dist.spawn import run_distributed
 from tests.engine.tiny import build_net, differences, make_config, new_state, save
 from tests.faults.fuzz import limit_resource
 from tests.refusals import refused
-from zoo.engine.checkpoint import BEST, CHECKPOINT, KEYS_OF_BEST, PREVIOUS, parse_progress, read
-from zoo.engine.state import TrainState
+from zoo.engine._checkpoint import BEST, CHECKPOINT, KEYS_OF_BEST, PREVIOUS, parse_progress, read
+from zoo.engine._state import TrainState
 from zoo.errors import CheckpointError
-from zoo.weights.read import read_state_dict
+from zoo.weights._read import read_state_dict
 
 ORIGINAL_KEYS = {"epoch", "arch", "state_dict", "best_prec1", "optimizer"}
 

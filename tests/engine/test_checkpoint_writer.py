@@ -13,9 +13,9 @@ import torch
 from tests.engine.tiny import MemoryLog, differences, make_config, run, terminate_at
 from tests.refusals import refused
 from zoo.config.experiment import Experiment
-from zoo.engine import checkpoint
-from zoo.engine.checkpoint import CHECKPOINT, PREVIOUS, read
-from zoo.engine.reporting import TrainMetrics
+from zoo.engine import _checkpoint as checkpoint
+from zoo.engine._checkpoint import CHECKPOINT, PREVIOUS, read
+from zoo.engine._reporting import TrainMetrics
 from zoo.errors import CheckpointError, TrainingInterrupted
 
 TIMEOUT_S = 20.0

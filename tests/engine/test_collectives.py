@@ -17,9 +17,9 @@ from torch.profiler import ProfilerActivity, profile
 
 from tests.dist.spawn import run_distributed
 from tests.engine.tiny import MemoryLog, make_config, new_state, run
-from zoo.engine import trainer
-from zoo.engine.state import TrainState
-from zoo.engine.step import StepBatch, train_step
+from zoo.engine import _trainer as trainer
+from zoo.engine._state import TrainState
+from zoo.engine._step import StepBatch, train_step
 from zoo.layers import InPlaceABN, InPlaceABNSync
 
 pytestmark = pytest.mark.dist

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from zoo.engine.digest import differences, digest, state_tensors
+from zoo.engine._digest import differences, digest, state_tensors
 
 
 def _content() -> dict[str, Any]:

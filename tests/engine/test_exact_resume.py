@@ -39,10 +39,10 @@ from tests.engine.tiny import (
 from tests.refusals import refused
 from zoo.config.experiment import Experiment
 from zoo.config.parse import parse_experiment
-from zoo.engine.checkpoint import BEST, CHECKPOINT, PREVIOUS, read
-from zoo.engine.digest import digest
-from zoo.engine.process import open_process
-from zoo.engine.reporting import TrainMetrics
+from zoo.engine._checkpoint import BEST, CHECKPOINT, PREVIOUS, read
+from zoo.engine._digest import digest
+from zoo.engine._process import open_process
+from zoo.engine._reporting import TrainMetrics
 from zoo.errors import CheckpointError, DataError, TrainingInterrupted
 from zoo.registry.get import build_from_config
 

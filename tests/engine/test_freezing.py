@@ -14,7 +14,7 @@ from tests.dist.spawn import run_distributed
 from tests.engine.tiny import MemoryLog, build_net, make_config, run
 from zoo.config.experiment import Experiment
 from zoo.config.network import NetworkSpec
-from zoo.engine.freezing import freeze
+from zoo.engine._freezing import freeze
 from zoo.layers import ABN
 
 STEM = ["0", "1"]  # convolution and norm of `build_net`

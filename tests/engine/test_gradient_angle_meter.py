@@ -17,12 +17,12 @@ from torch import Tensor, nn
 
 from tests.engine.tiny import MemoryLog, differences, make_config, run
 from zoo.config.network import NetworkSpec
-from zoo.engine.observers import gradient_angle
-from zoo.engine.process import Process
-from zoo.engine.reconstruction import gradients
-from zoo.engine.start import start
-from zoo.engine.state import TrainState, rank_state, shared_state
-from zoo.engine.step import StepBatch, train_step
+from zoo.engine._observers import gradient_angle
+from zoo.engine._process import Process
+from zoo.engine._reconstruction import gradients
+from zoo.engine._start import start
+from zoo.engine._state import TrainState, rank_state, shared_state
+from zoo.engine._step import StepBatch, train_step
 from zoo.layers import InPlaceABN, ReversibleBlock, ReversibleSequential
 from zoo.tasks import task_of
 

@@ -8,7 +8,7 @@ import pytest
 from torch import nn
 
 from tests.engine.test_optim import built, on_meta
-from zoo.engine.layer_decay import layers_of
+from zoo.engine._layer_decay import layers_of
 
 OWN = ("resnet18", "densenet264", "revnet38_cifar", "irevnet_cifar", "resnext50", "revvit_s", "revbifpn_s0")
 TIMM = ("vit_tiny_patch16_224", "convnext_atto", "resnet18", "efficientnet_b0", "swin_tiny_patch4_window7_224")

@@ -11,8 +11,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from tests.refusals import refused
-from zoo.engine.lockstep import Lockstep
-from zoo.engine.process import Process
+from zoo.engine._lockstep import Lockstep
+from zoo.engine._process import Process
 from zoo.errors import ConfigError
 from zoo.torch_internals.data import ALL_GATHER
 

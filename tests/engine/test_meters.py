@@ -14,7 +14,7 @@ from torch import Tensor
 
 from tests.dist.spawn import run_distributed
 from tests.synchronization import no_synchronization
-from zoo.engine.meters import Meter, Reading
+from zoo.engine._meters import Meter, Reading
 
 
 def _add(meter: Meter, loss: float, counts: list[int], num_images: int, step: int) -> None:

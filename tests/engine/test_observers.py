@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from tests.engine.tiny import MemoryLog, make_config, run
-from zoo.engine.observers import Observer
-from zoo.engine.state import TrainState
-from zoo.engine.step import StepBatch
-from zoo.engine.task import Result
+from zoo.engine._observers import Observer
+from zoo.engine._state import TrainState
+from zoo.engine._step import StepBatch
+from zoo.engine._task import Result
 
 NUM_BATCHES = 5
 

@@ -15,7 +15,7 @@ from torch.optim import lr_scheduler
 import zoo
 from zoo.config.optimizer import OPTIMIZER_PARAMS, Optimizer
 from zoo.config.schedule import MIN_LINEAR_LR, Schedule
-from zoo.engine.optim import build_optimizer, set_lr
+from zoo.engine._optim import build_optimizer, set_lr
 from zoo.layers import ABN, InPlaceABN
 
 

@@ -21,8 +21,8 @@ from tests.engine.tiny import MemoryLog, make_config, make_images, run
 from tests.refusals import refused
 from zoo.config.experiment import Experiment
 from zoo.config.network import NetworkSpec
-from zoo.engine.checkpoint import CHECKPOINT, read
-from zoo.engine.process import Process
+from zoo.engine._checkpoint import CHECKPOINT, read
+from zoo.engine._process import Process
 from zoo.errors import CheckpointError, WeightsError
 from zoo.layers import ABN, InPlaceABN
 from zoo.tasks import task_of

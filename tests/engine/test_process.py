@@ -10,7 +10,7 @@ import torch.distributed as dist
 
 from tests.dist.spawn import run_distributed
 from tests.refusals import refused
-from zoo.engine.process import open_process, shorten_worker_errors
+from zoo.engine._process import open_process, shorten_worker_errors
 from zoo.errors import ConfigError, ZooError
 
 TWO_RANKS = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "MASTER_ADDR": "localhost", "MASTER_PORT": "29500"}
@@ -74,8 +74,8 @@ def test_group_has_requested_backend(monkeypatch: pytest.MonkeyPatch, asked: str
         raise ConfigError("no group in this test")
 
     _set(monkeypatch, TWO_RANKS)
-    monkeypatch.setattr("zoo.engine.process._open_device", lambda local_rank: torch.device(device))
-    monkeypatch.setattr("zoo.engine.process.open_store", lambda rank, world_size: dist.HashStore())
+    monkeypatch.setattr("zoo.engine._process._open_device", lambda local_rank: torch.device(device))
+    monkeypatch.setattr("zoo.engine._process.open_store", lambda rank, world_size: dist.HashStore())
     monkeypatch.setattr(dist, "init_process_group", join)
     is_possible = (asked, device) != ("nccl", "cpu")
     refused(ConfigError, lambda: _open(asked), "no group in this test" if is_possible else "--dist-backend nccl")

@@ -21,12 +21,12 @@ from tests.engine.tiny import MemoryLog, make_config, new_state, this_process
 from tests.refusals import refused
 from zoo.config.experiment import check_world_size
 from zoo.config.optimizer import Optimizer
-from zoo.engine.freezing import freeze
-from zoo.engine.observers import GradientAngle, build_observers
-from zoo.engine.optim import build_optimizer
-from zoo.engine.process import Process
-from zoo.engine.replicas import ExactReplicas, build_replicas
-from zoo.engine.step import train_step
+from zoo.engine._freezing import freeze
+from zoo.engine._observers import GradientAngle, build_observers
+from zoo.engine._optim import build_optimizer
+from zoo.engine._process import Process
+from zoo.engine._replicas import ExactReplicas, build_replicas
+from zoo.engine._step import train_step
 from zoo.errors import ConfigError
 from zoo.layers import ABN, InPlaceABNSync, ReversibleBlock, ReversibleSequential
 from zoo.registry.get import build_from_config

@@ -14,9 +14,9 @@ import pytest
 
 from tests.dist.spawn import LogLines, free_port, run_distributed
 from tests.refusals import refused
-from zoo.engine import rendezvous
-from zoo.engine.process import open_process
-from zoo.engine.rendezvous import open_store
+from zoo.engine import _rendezvous as rendezvous
+from zoo.engine._process import open_process
+from zoo.engine._rendezvous import open_store
 from zoo.errors import ConfigError
 
 

@@ -40,11 +40,11 @@ from zoo.config.parse import load_experiment, parse_experiment
 from zoo.data.dataset import collate
 from zoo.data.loader import build_train_loader
 from zoo.data.seeding import mixed_seed
-from zoo.engine.checkpoint import CHECKPOINT, read
-from zoo.engine.process import Process
-from zoo.engine.replicas import ExactReplicas, SynchronizedReplicas, fix_algorithms
-from zoo.engine.state import TrainState, build_state, set_training_mode
-from zoo.engine.step import StepBatch, compute_loss, train_step
+from zoo.engine._checkpoint import CHECKPOINT, read
+from zoo.engine._process import Process
+from zoo.engine._replicas import ExactReplicas, SynchronizedReplicas, fix_algorithms
+from zoo.engine._state import TrainState, build_state, set_training_mode
+from zoo.engine._step import StepBatch, compute_loss, train_step
 from zoo.errors import NonFiniteLossError
 from zoo.layers import ABN, InPlaceABNSync
 from zoo.models.build import build_on_meta

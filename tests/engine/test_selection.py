@@ -13,11 +13,11 @@ import torch
 import zoo
 from tests.engine.tiny import MemoryLog, differences, make_config, make_images, run
 from zoo.config.experiment import Experiment
-from zoo.engine.checkpoint import BEST, RANKED, ranked_name
-from zoo.engine.observers import Observer
-from zoo.engine.state import TrainState
-from zoo.engine.task import Result
-from zoo.engine.trainer import Trainer
+from zoo.engine._checkpoint import BEST, RANKED, ranked_name
+from zoo.engine._observers import Observer
+from zoo.engine._state import TrainState
+from zoo.engine._task import Result
+from zoo.engine._trainer import Trainer
 
 SCORES = [50.0, 70.0, 60.0, 70.0, 80.0, 10.0, 75.0, 60.0, 90.0]
 

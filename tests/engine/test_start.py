@@ -16,9 +16,9 @@ from tests.dist.spawn import run_distributed
 from tests.engine.tiny import build_net, make_config, new_state, save, this_process
 from tests.refusals import refused
 from zoo.config.experiment import Experiment
-from zoo.engine.checkpoint import CHECKPOINT, PREVIOUS, read, write
-from zoo.engine.start import start
-from zoo.engine.state import TrainState
+from zoo.engine._checkpoint import CHECKPOINT, PREVIOUS, read, write
+from zoo.engine._start import start
+from zoo.engine._state import TrainState
 from zoo.errors import CheckpointError
 from zoo.tasks import task_of
 

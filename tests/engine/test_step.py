@@ -13,10 +13,10 @@ from torch.nn import functional as F
 
 from tests.dist.spawn import run_distributed
 from tests.engine.tiny import make_config, new_state, this_process
-from zoo.engine.digest import digest, state_tensors
-from zoo.engine.state import TrainState, broadcast_buffers, load_shared_state, shared_state
-from zoo.engine.step import StepBatch, train_step
-from zoo.engine.wrapping import distribute
+from zoo.engine._digest import digest, state_tensors
+from zoo.engine._state import TrainState, broadcast_buffers, load_shared_state, shared_state
+from zoo.engine._step import StepBatch, train_step
+from zoo.engine._wrapping import distribute
 
 CLASSES = 5
 

@@ -11,8 +11,8 @@ import torch.distributed as dist
 
 from tests.dist.spawn import run_distributed
 from tests.engine.tiny import this_process
-from zoo.engine import stop as stop_module
-from zoo.engine.stop import SIGNALS, StopSignals
+from zoo.engine import _stop as stop_module
+from zoo.engine._stop import SIGNALS, StopSignals
 
 
 @pytest.mark.parametrize("number", SIGNALS)

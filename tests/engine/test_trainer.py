@@ -19,9 +19,9 @@ from torch import nn
 from tests.dist.spawn import run_distributed
 from tests.engine.tiny import SIDE_PX, Drive, MemoryLog, build_net, differences, make_config, make_images, run
 from tests.refusals import refused
-from zoo.engine.checkpoint import BEST, CHECKPOINT, PREVIOUS, read
-from zoo.engine.state import TrainState, all_finite
-from zoo.engine.validation import validate
+from zoo.engine._checkpoint import BEST, CHECKPOINT, PREVIOUS, read
+from zoo.engine._state import TrainState, all_finite
+from zoo.engine._validation import validate
 from zoo.errors import CheckpointError, DataError, NonFiniteLossError
 
 NUM_BATCHES, EPOCHS = 5, 3
@@ -89,7 +89,7 @@ def test_moving_average_is_scored_if_present(data: Path, tmp_path: Path, monkeyp
         scored.append(model)
         return validate(model, *args, **kwargs)
 
-    monkeypatch.setattr("zoo.engine.trainer.validate", spy)
+    monkeypatch.setattr("zoo.engine._trainer.validate", spy)
     for name, decay in (("with", 0.9), ("without", None)):
         state = run(make_config(optimizer={"ema_decay": decay}), data, tmp_path / name, MemoryLog())
         assert scored[-1] is (state.model if state.ema is None else state.ema)
@@ -102,7 +102,7 @@ def _statistics_that_are_scored(data: str, log_dir: str) -> list[float]:
         seen.append(model[1].running_mean.sum().item())
         return validate(model, *args, **kwargs)
 
-    with mock.patch("zoo.engine.trainer.validate", spy):
+    with mock.patch("zoo.engine._trainer.validate", spy):
         run(make_config(), Path(data), Path(log_dir), MemoryLog())
     return seen
 
@@ -119,7 +119,7 @@ def test_checkpoints_within_epochs_follow_every_steps(
 ) -> None:
     positions: list[tuple[int, int, int]] = []
     monkeypatch.setattr(
-        "zoo.engine.checkpoint.CheckpointWriter.save",
+        "zoo.engine._checkpoint.CheckpointWriter.save",
         lambda writer, state, is_best=False: positions.append((state.epoch, state.batch, state.step)),
     )
     run(make_config(checkpoint={"every_steps": 4}), data, tmp_path, MemoryLog())

@@ -16,7 +16,7 @@ from tests.dist.spawn import run_distributed
 from zoo.config.experiment import Experiment
 from zoo.data.dataset import Batch
 from zoo.data.sampler import ValBatches
-from zoo.engine.validation import validate
+from zoo.engine._validation import validate
 from zoo.errors import ZooError
 from zoo.tasks import task_of
 from zoo.tasks.classification import ClassificationResult as Result

@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import nn
 
-from zoo.engine.wrapping import compile_network
+from zoo.engine._wrapping import compile_network
 from zoo.remat import inductor_options
-from zoo.remat.lean import lean
+from zoo.remat._lean import lean
 
 pytestmark = [
     pytest.mark.slow,  # compiles

@@ -20,16 +20,16 @@ from zoo.config.experiment import Experiment
 from zoo.config.network import NetworkSpec
 from zoo.config.parse import parse_experiment
 from zoo.data.reading import Unreachable, read_bytes
-from zoo.engine.checkpoint import CHECKPOINT, CheckpointWriter
-from zoo.engine.consistency import fingerprints
-from zoo.engine.observers import Observer, build_observers
-from zoo.engine.process import Process
-from zoo.engine.reporting import TrainMetrics
-from zoo.engine.start import check_images, start
-from zoo.engine.state import TrainState, build_state
-from zoo.engine.step import StepBatch
-from zoo.engine.task import Result
-from zoo.engine.trainer import Trainer
+from zoo.engine._checkpoint import CHECKPOINT, CheckpointWriter
+from zoo.engine._consistency import fingerprints
+from zoo.engine._observers import Observer, build_observers
+from zoo.engine._process import Process
+from zoo.engine._reporting import TrainMetrics
+from zoo.engine._start import check_images, start
+from zoo.engine._state import TrainState, build_state
+from zoo.engine._step import StepBatch
+from zoo.engine._task import Result
+from zoo.engine._trainer import Trainer
 from zoo.layers import DeeplabV3, norm_act
 from zoo.tasks import task_of
 

@@ -15,9 +15,9 @@ import torch
 
 from tests.engine.tiny import build_net, make_config, new_state, save, this_process
 from tests.refusals import refused
-from zoo.engine.checkpoint import BEST, CHECKPOINT, read
-from zoo.engine.start import start
-from zoo.engine.step import StepBatch, train_step
+from zoo.engine._checkpoint import BEST, CHECKPOINT, read
+from zoo.engine._start import start
+from zoo.engine._step import StepBatch, train_step
 from zoo.errors import CheckpointError
 from zoo.tasks import task_of
 
@@ -91,7 +91,7 @@ def test_malformed_content_error_names_file(
         del target[child]
     else:
         target[child] = value
-    monkeypatch.setattr("zoo.engine.checkpoint.read", lambda path: content)
+    monkeypatch.setattr("zoo.engine._checkpoint.read", lambda path: content)
     resume = partial(start, task_of(make_config()), this_process(), folder, resume="auto", build=build_net)
     assert len(refused(CheckpointError, resume, CHECKPOINT)) < 2000
 

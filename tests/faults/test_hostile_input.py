@@ -29,7 +29,7 @@ from zoo.data.sources.folder import FolderSource
 from zoo.data.sources.index import index_path
 from zoo.data.sources.shards import write_shard_index
 from zoo.data.transforms.pixels import Box, open_pixels
-from zoo.weights.description import parse_description
+from zoo.weights._description import parse_description
 
 # Each of the following functions returns the inputs of a reader, and a function that reads one.
 Reader = tuple[st.SearchStrategy[Any], Callable[[Any], object]]

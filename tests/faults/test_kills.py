@@ -18,7 +18,7 @@ import pytest
 from tests.dist.spawn import PRELOADED, free_port, prepare_process
 from tests.engine.tiny import differences, make_images
 from zoo.cli import main
-from zoo.engine.checkpoint import CHECKPOINT, read
+from zoo.engine._checkpoint import CHECKPOINT, read
 
 pytestmark = [pytest.mark.dist, pytest.mark.exhaustive]
 

@@ -23,8 +23,8 @@ from tests.cli.conftest import SETTINGS, Run
 from tests.dist.spawn import run_distributed
 from tests.engine.tiny import make_images, new_state, save
 from zoo.cli import main
-from zoo.engine.checkpoint import CHECKPOINT, read
-from zoo.engine.process import shorten_worker_errors
+from zoo.engine._checkpoint import CHECKPOINT, read
+from zoo.engine._process import shorten_worker_errors
 from zoo.errors import CheckpointError, ZooError
 
 pytestmark = pytest.mark.dist

@@ -21,9 +21,9 @@ from tests.engine.tiny import differences, make_images
 from zoo.config.experiment import Experiment
 from zoo.config.parse import parse_experiment
 from zoo.data.sources import folder
-from zoo.engine import stop
-from zoo.engine.checkpoint import CHECKPOINT, read
-from zoo.engine.process import open_process
+from zoo.engine import _stop as stop
+from zoo.engine._checkpoint import CHECKPOINT, read
+from zoo.engine._process import open_process
 from zoo.run.training import train_experiment
 
 pytestmark = pytest.mark.dist

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from tests.ops.norm_cases import LAYOUTS, lay_out
 from zoo.memory.values import bits
-from zoo.remat.exact_norms import normalize, order_of
-from zoo.remat.operations import aten
+from zoo.remat._exact_norms import normalize, order_of
+from zoo.remat._operations import aten
 
 pytestmark = [
     pytest.mark.gpu,

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import zoo
 from tests.ops.test_meta_attention import FORMS, NUM_TOKENS, WIDTH, Attention
-from zoo.remat.lean import lean
+from zoo.remat._lean import lean
 
 pytestmark = [
     pytest.mark.gpu,

@@ -10,9 +10,9 @@ from torch import nn
 
 from tests.engine.tiny import build_net, make_config
 from tests.synchronization import no_synchronization
-from zoo.engine.process import Process, open_process
-from zoo.engine.state import TrainState, build_state
-from zoo.engine.step import StepBatch, train_step
+from zoo.engine._process import Process, open_process
+from zoo.engine._state import TrainState, build_state
+from zoo.engine._step import StepBatch, train_step
 from zoo.layers import InPlaceABN
 from zoo.tasks import task_of
 

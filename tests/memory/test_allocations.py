@@ -16,7 +16,7 @@ import zoo
 from tests.remat.programs import Scalar
 from zoo.layers import InPlaceABN
 from zoo.memory.allocations import Memory, count_memory, measure_memory, summarize
-from zoo.remat.step_log import Change
+from zoo.remat._step_log import Change
 
 Counter = Callable[..., Memory]
 COUNTERS = [measure_memory, count_memory]

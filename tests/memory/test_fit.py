@@ -14,7 +14,7 @@ import zoo
 from tests.refusals import refused
 from zoo.errors import ConfigError
 from zoo.memory.fit import Fit, largest_fitting
-from zoo.remat.lean import lean
+from zoo.remat._lean import lean
 
 
 def network() -> nn.Module:

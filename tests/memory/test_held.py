@@ -51,7 +51,7 @@ def of_dropout(x: Tensor, first: nn.Module) -> Tensor:
     return F.dropout(first(x).relu(), 0.5).sin()
 
 
-@pytest.mark.filterwarnings("ignore::zoo.remat.limit.BelowFloor")
+@pytest.mark.filterwarnings("ignore::zoo.remat._limit.BelowFloor")
 @pytest.mark.parametrize(
     ("function", "made_by", "budget", "reason"),
     [

@@ -17,7 +17,7 @@ import zoo
 from tests.refusals import refused
 from tests.remat.programs import Block, Checkpointed, Scalar, images, network, peak
 from zoo.memory.allocations import measure_memory
-from zoo.remat.lean import is_lean, lean
+from zoo.remat._lean import is_lean, lean
 from zoo.torch_internals.dispatch import top_saved_tensors_hooks
 
 
@@ -136,7 +136,7 @@ VIEWING: dict[str, tuple[Callable[..., Any], ...]] = {
 }  # fmt: skip
 
 
-@pytest.mark.filterwarnings("ignore::zoo.remat.limit.BelowFloor")
+@pytest.mark.filterwarnings("ignore::zoo.remat._limit.BelowFloor")
 @pytest.mark.parametrize("budget", [None, 0.5])
 @pytest.mark.parametrize("name", VIEWING)
 def test_bytes_equal_bytes_held_by_allocator(name: str, budget: float | None) -> None:

@@ -25,7 +25,7 @@ import zoo
 from tests.remat.programs import are_equal
 from tests.step import step
 from zoo.ops.recomputation import restore_buffers
-from zoo.remat.lean import lean
+from zoo.remat._lean import lean
 
 
 class State(NamedTuple):

@@ -22,13 +22,13 @@ from tests.nets import CLASSIFIERS, SEGMENTERS, build, differing, has_option, im
 from tests.refusals import refused
 from tests.step import step
 from zoo.config.architectures import ARCHITECTURES, network_sizes
-from zoo.convert.trace import Trace
+from zoo.convert._trace import Trace
 from zoo.layers import ABN, ReversibleSequential
 from zoo.models.sizes import measure_sizes
 from zoo.ops.grid import round_to_grid
 from zoo.remat import Rematerializer
-from zoo.remat import lean as lean_module
-from zoo.remat.lean import is_lean
+from zoo.remat import _lean as lean_module
+from zoo.remat._lean import is_lean
 
 ALL = CLASSIFIERS + SEGMENTERS
 ON_GRID = [arch for arch in ALL if has_option(arch, "grid_bits")]

@@ -15,7 +15,7 @@ from tests.convert.networks import scramble
 from tests.nets import build
 from zoo.convert import convert_norm
 from zoo.layers import ABN
-from zoo.remat.lean import StepsAside
+from zoo.remat._lean import StepsAside
 
 BATCH_NORM, CONVOLUTION = torch.ops.aten.batch_norm.default, torch.ops.aten.conv2d.default
 

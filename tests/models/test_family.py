@@ -19,7 +19,7 @@ from tests.refusals import refused
 from zoo.cli import main
 from zoo.config.architectures import ARCHITECTURES
 from zoo.config.record import NetworkRecord
-from zoo.convert.files import save_weights
+from zoo.convert._files import save_weights
 from zoo.models import Network
 from zoo.models.family import FAMILIES, RECORDS, family
 

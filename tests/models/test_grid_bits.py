@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from tests.layers.test_reversible import branch
 from tests.nets import build, differing, train
-from zoo.engine.reconstruction import reconstruction_errors
+from zoo.engine._reconstruction import reconstruction_errors
 from zoo.layers import ABN, InPlaceABN, ReversibleBlock, ReversibleSequential, init_weights
 from zoo.layers.reversible import PairPool
 

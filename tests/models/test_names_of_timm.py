@@ -14,7 +14,7 @@ from tests.refusals import refused
 from zoo.config.architectures import ARCHITECTURES
 from zoo.convert import to_torchvision
 from zoo.memory.allocations import measure_memory
-from zoo.remat.lean import is_lean
+from zoo.remat._lean import is_lean
 
 ROOT = Path(__file__).parents[2]
 

@@ -11,8 +11,8 @@ import zoo
 from tests.dist.spawn import run_distributed
 from tests.nets import STRUCTURES, build, differing, images, small_architectures
 from tests.step import step
-from zoo.convert.files import convert_file
-from zoo.engine.reconstruction import reconstruction_errors
+from zoo.convert._files import convert_file
+from zoo.engine._reconstruction import reconstruction_errors
 from zoo.memory.allocations import measure_memory
 from zoo.models import revcol
 

@@ -14,7 +14,7 @@ from torch._higher_order_ops.while_loop import while_loop
 
 from tests.remat.programs import COMPILES, assert_same_step
 from zoo.memory.report import memory_report
-from zoo.remat.lean import lean
+from zoo.remat._lean import lean
 from zoo.torch_internals.dispatch import dispatch_modes, top_saved_tensors_hooks
 
 pytestmark = COMPILES

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode, flop_registry
 
-from zoo.remat.cost import ATTENTIONS, CONTRACTIONS, flops_of
+from zoo.remat._cost import ATTENTIONS, CONTRACTIONS, flops_of
 
 aten = torch.ops.aten
 

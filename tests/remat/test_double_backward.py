@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from tests.remat.programs import are_equal, gradients
 from zoo.memory.allocations import measure_memory
-from zoo.remat.lean import lean
+from zoo.remat._lean import lean
 from zoo.torch_internals.dispatch import dispatch_modes, top_saved_tensors_hooks
 
 

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tests.remat.programs import assert_same, bytes_held
-from zoo.remat.bits import bits_of, mask_of
+from zoo.remat._bits import bits_of, mask_of
 
 X, Y = torch.randn(2, 2, 4, 5, 7, generator=torch.Generator().manual_seed(0))
 DROPOUTS: dict[str, Callable[[Tensor, float], Tensor]] = {

@@ -21,10 +21,10 @@ from tests.remat.hunt.judge import (
 )
 from tests.remat.hunt.programs import Program, program
 from tests.remat.hunt.writer import write
-from zoo.remat import recording
-from zoo.remat.inductor import partition
-from zoo.remat.limit import Measurement
-from zoo.remat.rules import RULES, rule_of
+from zoo.remat import _recording as recording
+from zoo.remat._limit import Measurement
+from zoo.remat._rules import RULES, rule_of
+from zoo.remat.inductor import _partition as partition
 
 
 @pytest.mark.parametrize("budget", [None, 0.3])

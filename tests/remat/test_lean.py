@@ -24,9 +24,11 @@ from tests.remat.programs import are_equal, assert_same_step, gradients, held, i
 from tests.step import step
 from zoo.errors import ConfigError
 from zoo.memory.held import HeldLog
-from zoo.remat import Rematerializer, limit, plan
-from zoo.remat.budget import Budget
-from zoo.remat.lean import StepsAside, is_lean, lean, make_plain
+from zoo.remat import Rematerializer
+from zoo.remat import _limit as limit
+from zoo.remat import _plan as plan
+from zoo.remat._budget import Budget
+from zoo.remat._lean import StepsAside, is_lean, lean, make_plain
 
 SIZE_PX = 64  # maps of 64 x 64 px and 8 channels are too large to be kept as small tensors
 
@@ -134,7 +136,7 @@ def compiled(where: str, backend: Any) -> Callable[[Tensor], Tensor]:
 def test_lean_training_yields_to_compiler_and_warns_once(
     where: str, recordings: Count, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("zoo.remat.lean._has_warned", False)
+    monkeypatch.setattr("zoo.remat._lean._has_warned", False)
     torch._dynamo.reset()
     graphs = []
 

@@ -18,7 +18,7 @@ from torch.distributed.tensor.placement_types import Shard
 from tests.refusals import refused
 from tests.remat.programs import are_equal, assert_same_step, gradients, held, images
 from zoo.memory.report import memory_report
-from zoo.remat.lean import lean
+from zoo.remat._lean import lean
 
 SIZE_PX = 96  # 8 channels of 96 x 96 px take more than 64 KiB, up to which tensors are kept
 

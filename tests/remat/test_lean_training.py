@@ -13,8 +13,8 @@ from torch.utils.checkpoint import checkpoint
 import zoo
 from tests.remat.programs import are_equal, images, network, train_steps
 from zoo.remat import Rematerializer
-from zoo.remat import lean as lean_module
-from zoo.remat.lean import lean
+from zoo.remat import _lean as lean_module
+from zoo.remat._lean import lean
 
 SIZE_PX = 12
 Way = Callable[[nn.Module, Callable[[nn.Module], nn.Module]], list[Tensor]]

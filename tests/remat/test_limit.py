@@ -28,11 +28,13 @@ from tests.remat.programs import NETWORKS, are_equal, build, images, network, st
 from tests.step import step
 from zoo.errors import ConfigError
 from zoo.memory.allocations import measure_memory
-from zoo.remat import inductor_options, limit, step_log
-from zoo.remat.lean import lean
-from zoo.remat.limit import MARGIN, BelowFloor, Measurement, Profile, log_of, optimizer_states
-from zoo.remat.plan import Plan
-from zoo.remat.step_log import AllocatorLog, StorageLog
+from zoo.remat import _limit as limit
+from zoo.remat import _step_log as step_log
+from zoo.remat import inductor_options
+from zoo.remat._lean import lean
+from zoo.remat._limit import MARGIN, BelowFloor, Measurement, Profile, log_of, optimizer_states
+from zoo.remat._plan import Plan
+from zoo.remat._step_log import AllocatorLog, StorageLog
 from zoo.torch_internals.data import AllocatorReading
 
 
@@ -289,7 +291,7 @@ def num_planned_of(model: nn.Module, sizes: Iterable[int]) -> list[int]:
     return [kind.num_followed + kind.num_plain for kind in vars(model)["_zoo_lean"].limiter._kinds.values()]
 
 
-@pytest.mark.filterwarnings("ignore::zoo.remat.limit.BelowFloor")
+@pytest.mark.filterwarnings("ignore::zoo.remat._limit.BelowFloor")
 @pytest.mark.parametrize("budget", [None, 0.5])
 @pytest.mark.parametrize(
     ("sizes", "expected"),
@@ -386,7 +388,7 @@ class Counting(nn.Module):
         return self.body(x) * scale
 
 
-@pytest.mark.filterwarnings("ignore::zoo.remat.limit.BelowFloor")
+@pytest.mark.filterwarnings("ignore::zoo.remat._limit.BelowFloor")
 @pytest.mark.parametrize("budget", [0.3, "3MB", "1GB"])
 def test_each_step_runs_forward_once(budget: float | str) -> None:
     found = []
@@ -466,7 +468,7 @@ def two_products() -> nn.Module:
     return Failing((), ValueError)
 
 
-@pytest.mark.filterwarnings("ignore::zoo.remat.limit.BelowFloor")
+@pytest.mark.filterwarnings("ignore::zoo.remat._limit.BelowFloor")
 @pytest.mark.parametrize(
     ("failing", "kind", "budget"),
     [
@@ -634,7 +636,7 @@ def test_planning_prints_nothing(budget: float | str, capfd: pytest.CaptureFixtu
 @pytest.mark.slow
 @pytest.mark.parametrize("share", [0.5, 0.3, 0.2])
 @pytest.mark.parametrize("name", ["resnet18", "convnext_tiny", "swin_t"])
-@pytest.mark.filterwarnings("ignore::zoo.remat.limit.BelowFloor")
+@pytest.mark.filterwarnings("ignore::zoo.remat._limit.BelowFloor")
 def test_fraction_is_met_on_meta_device(name: str, share: float) -> None:
     model, x = getattr(torchvision.models, name)().to("meta"), torch.randn(4, 3, 96, 96, device="meta")
     lean(model, share)
@@ -716,7 +718,7 @@ def test_gpu_log_has_peaks_between_reads_in_any_thread(monkeypatch: pytest.Monke
     allocator = Allocator(monkeypatch)
     monkeypatch.setattr(step_log, "is_cuda_history_recorded", lambda: is_shared)
     ends: list[Callable[[], None]] = []
-    monkeypatch.setattr("zoo.remat.limit.call_after_backward", ends.append)
+    monkeypatch.setattr("zoo.remat._limit.call_after_backward", ends.append)
     profiles: list[Profile | None] = []
     measurement = Measurement(plan, log_of(torch.device("cuda")), profiles.append)
     allocator.change(60, -30)

@@ -31,8 +31,8 @@ from tests.remat.programs import (
     train_steps,
 )
 from zoo.memory.allocations import measure_memory
-from zoo.remat.limit import NUM_FORGIVEN, BelowFloor, Measurement
-from zoo.remat.plan import MAX_WORK, Block, Graph, Operation, Plan, Planner, _Backward, _MinimumCut
+from zoo.remat._limit import NUM_FORGIVEN, BelowFloor, Measurement
+from zoo.remat._plan import MAX_WORK, Block, Graph, Operation, Plan, Planner, _Backward, _MinimumCut
 
 
 def random_graph(seed: int, num_blocks: int = 9) -> Graph:
@@ -332,7 +332,7 @@ def test_pareto_front_is_monotonic(name: str, recorded: dict[str, Planner]) -> N
     assert planner.front[0].saved_bytes == planner.plain_bytes
 
 
-@pytest.mark.filterwarnings("ignore::zoo.remat.limit.BelowFloor")
+@pytest.mark.filterwarnings("ignore::zoo.remat._limit.BelowFloor")
 @pytest.mark.parametrize("name", ["residual", "encoder"])
 def test_smaller_fraction_holds_less_and_takes_longer(name: str) -> None:
     model, x = build(name)
@@ -355,7 +355,7 @@ def test_equal_networks_are_planned_once() -> None:
     assert first is not other
 
 
-@pytest.mark.filterwarnings("ignore::zoo.remat.limit.BelowFloor")
+@pytest.mark.filterwarnings("ignore::zoo.remat._limit.BelowFloor")
 def test_plans_of_equal_networks_are_bit_identical() -> None:
     for seed in range(2):
         torch.manual_seed(seed)
@@ -388,7 +388,7 @@ class Cells(nn.Module):
         return torch.stack(outputs)
 
 
-@pytest.mark.filterwarnings("ignore::zoo.remat.limit.BelowFloor")
+@pytest.mark.filterwarnings("ignore::zoo.remat._limit.BelowFloor")
 @pytest.mark.parametrize("kind", ["LSTMCell", "GRUCell", "RNNCell"])
 def test_part_of_small_input_is_not_recomputed(kind: str) -> None:
     x = torch.randn(50, 64, 4)
@@ -452,7 +452,7 @@ HELD: dict[str, tuple[Callable[[], tuple[nn.Module, Tensor]], tuple[float | None
 }
 
 
-@pytest.mark.filterwarnings("ignore::zoo.remat.limit.BelowFloor")
+@pytest.mark.filterwarnings("ignore::zoo.remat._limit.BelowFloor")
 @pytest.mark.parametrize(("name", "share"), [(name, share) for name in HELD for share in HELD[name][1]])
 def test_predicted_bytes_are_held(name: str, share: float | None) -> None:
     model, x = HELD[name][0]()
@@ -468,7 +468,7 @@ def test_predicted_bytes_are_held(name: str, share: float | None) -> None:
     assert held == pytest.approx(plan.saved_bytes - has_input * x.nbytes, rel=0.02)
 
 
-@pytest.mark.filterwarnings("ignore::zoo.remat.limit.BelowFloor")
+@pytest.mark.filterwarnings("ignore::zoo.remat._limit.BelowFloor")
 def test_peak_of_recomputed_branches_is_predicted() -> None:
     class Branches(nn.Module):
         def __init__(self) -> None:
@@ -503,7 +503,7 @@ def assert_same_training(
     assert are_equal(found, expected)
 
 
-below_floor = pytest.mark.filterwarnings("ignore::zoo.remat.limit.BelowFloor")
+below_floor = pytest.mark.filterwarnings("ignore::zoo.remat._limit.BelowFloor")
 
 
 def run_in_autocast(model: nn.Module, x: Tensor, number: int) -> Tensor:

@@ -20,13 +20,13 @@ from tests.torch_internals.test_dispatch import Watch
 from zoo.memory.held import HeldLog
 from zoo.ops import backend, native
 from zoo.remat import Rematerializer
-from zoo.remat.budget import Budget
-from zoo.remat.cost import ATTENTIONS, flops_of
-from zoo.remat.exact_norms import apply_line
-from zoo.remat.recipes import RecipeError
-from zoo.remat.rules import RULES
-from zoo.remat.step_log import StorageLog
-from zoo.remat.tracking import SavedMemory, Tracker
+from zoo.remat._budget import Budget
+from zoo.remat._cost import ATTENTIONS, flops_of
+from zoo.remat._exact_norms import apply_line
+from zoo.remat._recipes import RecipeError
+from zoo.remat._rules import RULES
+from zoo.remat._step_log import StorageLog
+from zoo.remat._tracking import SavedMemory, Tracker
 from zoo.torch_internals.data import memory_id, storage_id
 
 X, Y = torch.randn(2, 4, 6, 6), torch.randn(2, 4, 6, 6)

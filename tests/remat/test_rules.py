@@ -13,11 +13,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.remat.programs import assert_same, gradients_of, runs
 from zoo.ops import backend
-from zoo.remat import recipes
-from zoo.remat.lean import lean
-from zoo.remat.operations import aten
-from zoo.remat.recipes import TrackedTensor
-from zoo.remat.rules import ENLARGING, OTHERS, RULES, VIEWS, Rule, in_place_of, rule_of
+from zoo.remat import _recipes as recipes
+from zoo.remat._lean import lean
+from zoo.remat._operations import aten
+from zoo.remat._recipes import TrackedTensor
+from zoo.remat._rules import ENLARGING, OTHERS, RULES, VIEWS, Rule, in_place_of, rule_of
 
 X, Y = torch.randn(2, 2, 4, 6, 6, generator=torch.Generator().manual_seed(0))
 

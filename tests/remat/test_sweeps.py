@@ -22,8 +22,8 @@ from torch.utils._pytree import tree_leaves, tree_map
 from tests.remat.hunt.judge import same_bits
 from tests.remat.hunt.runner import copied
 from zoo.remat import Rematerializer
-from zoo.remat.exact_norms import FASTER, batch_norm, max_pool_with_indices
-from zoo.remat.operations import aten
+from zoo.remat._exact_norms import FASTER, batch_norm, max_pool_with_indices
+from zoo.remat._operations import aten
 
 NUM_SAMPLES = 8  # examples per operator
 #: Operators that return memory without writing it, and one that torch itself refuses under autocast unless it is empty.

@@ -18,7 +18,7 @@ from tests.cli.conftest import events
 from tests.dist.spawn import run_distributed
 from tests.engine.tiny import differences, make_images
 from zoo.config.parse import parse_experiment
-from zoo.engine.checkpoint import read
+from zoo.engine._checkpoint import read
 
 pytestmark = pytest.mark.usefixtures("small_networks")
 EXPERIMENT = parse_experiment(

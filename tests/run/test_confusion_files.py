@@ -14,7 +14,7 @@ import zoo
 from tests.cli.conftest import Cli, Run
 from tests.dist.spawn import run_distributed
 from tests.refusals import refused
-from zoo.engine.process import open_process
+from zoo.engine._process import open_process
 from zoo.run.confusion_files import write_matrix
 from zoo.run.results_table import class_table
 from zoo.tasks.classification import ClassificationResult

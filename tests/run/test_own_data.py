@@ -25,8 +25,8 @@ from tests.engine.tiny import differences, make_images
 from tests.refusals import refused
 from zoo.config.network import NetworkSpec
 from zoo.data.map_dataset import Datasets, class_names_of
-from zoo.engine.checkpoint import read
-from zoo.remat.lean import is_lean
+from zoo.engine._checkpoint import read
+from zoo.remat._lean import is_lean
 
 OPTIMIZER = {"batch_size": 8, "learning_rate": 0.05, "schedule": {"type": "cosine", "mode": "step", "epochs": 2}}
 SETTINGS: dict[str, Any] = {"optimizer": OPTIMIZER, "input": {"crop_train": 8, "scale_val": 8, "crop_val": 8}}

@@ -15,7 +15,7 @@ import zoo.run.training
 from tests.engine.tiny import make_images
 from tests.refusals import refused
 from zoo.config.parse import parse_experiment
-from zoo.engine.checkpoint import read
+from zoo.engine._checkpoint import read
 from zoo.run.training import TrainingResult
 
 SETTINGS = {

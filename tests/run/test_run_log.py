@@ -20,7 +20,7 @@ import zoo
 from tests.cli.conftest import events
 from zoo.config.experiment import Experiment
 from zoo.config.parse import parse_experiment
-from zoo.engine.reporting import TrainMetrics
+from zoo.engine._reporting import TrainMetrics
 from zoo.run.log_folder import METRICS_FILE
 from zoo.run.run_log import JsonLines, RunLog, histogram_parameters
 from zoo.tasks.classification import ClassificationResult

@@ -24,7 +24,7 @@ from tests.held import held_bytes
 from tests.refusals import refused
 from zoo.cli.lean import Lean, split_arguments
 from zoo.errors import ConfigError
-from zoo.remat.lean import lean
+from zoo.remat._lean import lean
 from zoo.run import script
 from zoo.run.script import PERIOD, LeanCalls
 
@@ -92,7 +92,7 @@ def train_parts() -> list[Tensor]:
 
 @pytest.mark.parametrize(("budget", "compare"), [(None, True), (0.5, False)])
 @pytest.mark.parametrize("train", [train_one, train_student, train_two, train_parts])
-@pytest.mark.filterwarnings("ignore::zoo.remat.limit.BelowFloor")
+@pytest.mark.filterwarnings("ignore::zoo.remat._limit.BelowFloor")
 def test_bits_are_equal_to_plain_training(
     train: Callable[[], list[Tensor]], budget: float | None, compare: bool
 ) -> None:

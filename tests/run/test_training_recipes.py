@@ -24,9 +24,9 @@ from zoo.config.network import ExternalSpec, Spec
 from zoo.config.parse import experiment_names, load_experiment, parse_experiment
 from zoo.data.seeding import random_of
 from zoo.data.transforms.mixing import draw_mix
-from zoo.engine import trainer
-from zoo.engine.state import TrainState
-from zoo.engine.step import StepBatch
+from zoo.engine import _trainer as trainer
+from zoo.engine._state import TrainState
+from zoo.engine._step import StepBatch
 from zoo.registry.get import build_from_config
 
 NAMES = [name for name in experiment_names() if name.startswith("imagenet_")]

@@ -12,8 +12,8 @@ from torch.nn import functional as F
 
 from tests.synchronization import no_synchronization
 from zoo.config.parse import parse_experiment
-from zoo.engine.meters import Meter, Reading
-from zoo.engine.task import Task
+from zoo.engine._meters import Meter, Reading
+from zoo.engine._task import Task
 from zoo.tasks import task_of
 from zoo.tasks.classification import standard_error
 from zoo.tasks.prediction import best_classes

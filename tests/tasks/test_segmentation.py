@@ -16,7 +16,7 @@ from tests.dist.spawn import run_distributed
 from tests.refusals import refused
 from zoo.config.parse import parse_experiment
 from zoo.data.dataset import Batch
-from zoo.engine.validation import validate
+from zoo.engine._validation import validate
 from zoo.errors import DataError
 from zoo.memory.allocations import count_memory
 from zoo.tasks import task_of

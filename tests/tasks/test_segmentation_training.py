@@ -13,7 +13,7 @@ from tests.data.sample_labels import make_labeled
 from tests.dist.spawn import run_distributed
 from tests.engine.tiny import MemoryLog, build_segmenter, make_segmentation_config, run
 from tests.refusals import refused
-from zoo.engine.checkpoint import CHECKPOINT, read
+from zoo.engine._checkpoint import CHECKPOINT, read
 from zoo.errors import CheckpointError, ConfigError
 
 

@@ -12,7 +12,7 @@ import pytest
 from tests.hub_server import _package_and_hub, hub
 from tests.weights.server import Server
 from zoo.config.published import Digest, published
-from zoo.weights import cache as weights_cache
+from zoo.weights import _cache as weights_cache
 
 __all__ = ["_package_and_hub", "hub"]
 

@@ -18,7 +18,7 @@ from zoo.config.architectures import ARCHITECTURES
 from zoo.errors import ConfigError, WeightsError
 from zoo.layers import InPlaceABN, InPlaceABNSync
 from zoo.weights import read_state_dict
-from zoo.weights.description import check_same_network, has_same_tensors
+from zoo.weights._description import check_same_network, has_same_tensors
 
 pytestmark = pytest.mark.usefixtures("small_networks")
 

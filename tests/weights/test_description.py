@@ -17,7 +17,7 @@ from zoo.config.network import NetworkSpec
 from zoo.config.record import NetworkRecord, Preprocessing
 from zoo.errors import WeightsError
 from zoo.weights import read_weights
-from zoo.weights.description import parse_description
+from zoo.weights._description import parse_description
 
 pytestmark = pytest.mark.usefixtures("small_networks")
 

@@ -26,10 +26,10 @@ from zoo.cli import main
 from zoo.config.published import Digest, entry_of, published
 from zoo.data.prepare.sample import unpack_sample
 from zoo.errors import ConfigError, WeightsError
-from zoo.weights import cache as weights_cache
+from zoo.weights import _cache as weights_cache
 from zoo.weights import fetch_weights
-from zoo.weights.cache import weights_path
-from zoo.weights.read import read_published
+from zoo.weights._cache import weights_path
+from zoo.weights._read import read_published
 
 FILE = f"/{NAME}.pth.tar"
 FETCH = f"""

@@ -23,7 +23,7 @@ from zoo.config.record import NetworkRecord
 from zoo.errors import ConfigError, WeightsError
 from zoo.registry.open import open_network
 from zoo.weights import read_weights
-from zoo.weights.safetensors_files import safetensors_bytes
+from zoo.weights._safetensors_files import safetensors_bytes
 
 pytestmark = pytest.mark.usefixtures("small_networks")
 

@@ -22,10 +22,10 @@ from torch import Tensor, nn
 
 from tests.faults.fuzz import EXAMPLES, fuzz, mutated
 from tests.refusals import refused
-from zoo.engine import checkpoint
+from zoo.engine import _checkpoint as checkpoint
 from zoo.errors import CheckpointError, WeightsError
 from zoo.weights import read_checkpoint, read_state_dict
-from zoo.weights.read import extract_state_dict
+from zoo.weights._read import extract_state_dict
 
 MB = 2**20
 FORMATS = pytest.mark.parametrize("zipped", [True, False], ids=["zip", "legacy"])

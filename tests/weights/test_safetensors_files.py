@@ -24,8 +24,8 @@ from zoo.cli import main
 from zoo.config.record import NetworkRecord
 from zoo.errors import WeightsError
 from zoo.weights import read_checkpoint, read_state_dict, read_weights
-from zoo.weights.read import extract_state_dict
-from zoo.weights.safetensors_files import safetensors_bytes
+from zoo.weights._read import extract_state_dict
+from zoo.weights._safetensors_files import safetensors_bytes
 
 pytestmark = pytest.mark.usefixtures("small_networks")
 
@@ -173,7 +173,7 @@ def test_damaged_file_is_one_clear_error_and_nothing_is_unpickled(
 ) -> None:
     make, name = DAMAGED[kind]
     make(path := tmp_path / "w.safetensors")
-    monkeypatch.setattr("zoo.weights.read.load_bounded", lambda file: pytest.fail("the file was unpickled"))
+    monkeypatch.setattr("zoo.weights._read.load_bounded", lambda file: pytest.fail("the file was unpickled"))
     check_refusal(path, name)
 
 

@@ -17,8 +17,8 @@ from zoo.benchmark.model import add_times
 from zoo.benchmark.network_setup import Setup
 from zoo.benchmark.plot_style import Line, Panel, draw_panels
 from zoo.benchmark.results import Results
-from zoo.engine.precision import DTYPES, autocast
-from zoo.engine.reconstruction import reconstruction_errors
+from zoo.engine._precision import DTYPES, autocast
+from zoo.engine._reconstruction import reconstruction_errors
 from zoo.errors import VerificationError
 from zoo.files import write_bytes
 from zoo.layers.reversible import ReversibleSequential

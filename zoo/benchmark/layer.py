@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from zoo.benchmark.network_setup import MEMORY_FORMATS, allow_many_compilations
 from zoo.benchmark.results import Case, Results
 from zoo.benchmark.strategies import BASELINE, compile_with_budget
-from zoo.engine.precision import DTYPES
+from zoo.engine._precision import DTYPES
 from zoo.layers.checkpointing import checkpoint
 from zoo.layers.norm import InPlaceABN
 from zoo.memory.allocations import clear_gradients, measure_memory

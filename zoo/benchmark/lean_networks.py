@@ -19,7 +19,7 @@ from zoo.benchmark.model import add_times
 from zoo.benchmark.network_setup import Setup, allow_many_compilations, loss_of_any
 from zoo.benchmark.results import Case, Results, describe_error
 from zoo.benchmark.strategies import EAGER, compile_with_budget
-from zoo.engine.precision import DTYPES, autocast
+from zoo.engine._precision import DTYPES, autocast
 from zoo.memory.allocations import measure_memory
 from zoo.memory.block_checkpointing import blocks_of, checkpoint_blocks
 from zoo.memory.check import compare
@@ -27,7 +27,7 @@ from zoo.memory.report import memory_report
 from zoo.memory.trial import default_loss
 from zoo.models.external import iter_tensors
 from zoo.remat import inductor_options
-from zoo.remat.lean import lean
+from zoo.remat._lean import lean
 
 ForwardOf = Callable[..., Callable[[], Tensor]]  # a model, and its loss or None -> computes the loss
 PLAIN, LEAN, CHECKPOINTS, INDUCTOR = "plain", "lean", "checkpointed blocks", "Inductor, lean rule"

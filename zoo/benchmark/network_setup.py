@@ -15,7 +15,7 @@ from zoo.benchmark.results import Case
 from zoo.config.architectures import architecture
 from zoo.config.network import ExternalSpec, NetworkSpec, Spec
 from zoo.config.segmentation_section import Segmentation
-from zoo.engine.precision import DTYPES, at_least_float32, autocast
+from zoo.engine._precision import DTYPES, at_least_float32, autocast
 from zoo.errors import ConfigError, join_names
 from zoo.memory.allocations import clear_gradients
 from zoo.memory.block_checkpointing import checkpoint_blocks
@@ -24,7 +24,7 @@ from zoo.models import build_network
 from zoo.models.build import initialize
 from zoo.models.external import build_external, image_shape, iter_tensors
 from zoo.models.revnet import REVERSIBLE_TWINS
-from zoo.remat.lean import lean
+from zoo.remat._lean import lean
 from zoo.tasks.segmentation import MapLogits, bootstrapped_loss
 from zoo.torch_internals.compiler import recompile_limit
 

@@ -17,7 +17,7 @@ from zoo.benchmark.results import Results, describe_error
 from zoo.errors import ConfigError
 from zoo.memory.block_checkpointing import checkpoint_blocks_selectively
 from zoo.remat import inductor_options
-from zoo.remat.lean import lean
+from zoo.remat._lean import lean
 from zoo.torch_internals.compiler import activation_memory_budget, lookup_backend
 
 BASELINE = "std-BN"

@@ -17,7 +17,7 @@ from zoo.memory.allocations import clear_gradients, count_memory, measure_memory
 from zoo.memory.release import PER_PARAMETER, release_gradients
 from zoo.memory.timing import Clock, TimedStep, ratios, time_interleaved
 from zoo.memory.values import bits
-from zoo.remat.lean import lean
+from zoo.remat._lean import lean
 from zoo.torch_internals.data import tensors_of
 
 PLAIN, LEAN, RELEASED = "plain", "lean", "lean, released gradients"

@@ -225,7 +225,7 @@ class BenchmarkLean(Benchmark):
         from zoo.benchmark.network_setup import Setup
         from zoo.config.network import parse_spec
         from zoo.models.external import list_networks, smallest_of_each_family, split_name
-        from zoo.remat.budget import parse_bytes
+        from zoo.remat._budget import parse_bytes
 
         found = [each for name in self.models for each in ([name] if split_name(name) is None else list_networks(name))]
         if self.one_per_family:

@@ -70,7 +70,7 @@ class Convert(Command):
     """Replace TARGET if it exists."""
 
     def run(self) -> int:
-        from zoo.weights.safetensors_files import SUFFIX, check_installed
+        from zoo.weights._safetensors_files import SUFFIX, check_installed
 
         _check_options(self)
         if self.target.suffix == SUFFIX:
@@ -79,7 +79,7 @@ class Convert(Command):
         return 0
 
     def _convert(self) -> ConversionReport:
-        from zoo.convert.files import convert_file
+        from zoo.convert._files import convert_file
 
         asked, options = self._given_settings(), dict[str, Any]()
         if self.kind == "relu-to-leaky-relu" and "activation_param" in asked:

@@ -39,7 +39,7 @@ class Predict(Command):
     """Print JSON instead of a table."""
 
     def run(self) -> int:
-        from zoo.engine.process import open_process
+        from zoo.engine._process import open_process
         from zoo.registry.load_network import load_network
         from zoo.run.predicting import predict_each
 

@@ -35,7 +35,7 @@ class Quickstart(Command):
     def run(self) -> int:
         from zoo.data.prepare.sample import unpack_sample
         from zoo.data.prepare.scenes import GARMENTS_DIR, unpack_scenes
-        from zoo.engine.checkpoint import CHECKPOINT
+        from zoo.engine._checkpoint import CHECKPOINT
 
         log_dir = self.log_dir or LOG_DIRS[self.task]
         logger.info("training takes %s on two CPU cores, and is resumed if it was interrupted", DURATIONS[self.task])

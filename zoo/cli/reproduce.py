@@ -103,7 +103,7 @@ class ReproduceImageNet(Command, DataOptions):
     """Folder of the reports; rows of earlier runs are kept."""
 
     def run(self) -> int:
-        from zoo.engine.process import open_process
+        from zoo.engine._process import open_process
         from zoo.reproduce.imagenet import SCORES_FILE, reproduce_imagenet, scores_table
 
         with open_process() as process:

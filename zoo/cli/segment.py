@@ -49,7 +49,7 @@ class Segment(Command):
     """Segment all images again and replace their files."""
 
     def run(self) -> int:
-        from zoo.engine.process import open_process
+        from zoo.engine._process import open_process
         from zoo.run.segmenting import segment
 
         with open_process() as process:

@@ -56,7 +56,7 @@ class Show(Command):
 
 def _compare(*names: str) -> int:
     """Print the names of the tensors that differ between two files, and return 3 if there are any."""
-    from zoo.engine.digest import differences, digest, state_tensors
+    from zoo.engine._digest import differences, digest, state_tensors
     from zoo.registry.open import find_network
 
     found = []
@@ -115,7 +115,7 @@ def _facts_of_external(name: str) -> dict[str, Any]:
 
 def _facts_of_file(stored: StoredWeights) -> dict[str, Any]:
     """Return the content and metadata of a checkpoint, a weights file or a repository, without building a network."""
-    from zoo.engine.checkpoint import parse_progress
+    from zoo.engine._checkpoint import parse_progress
     from zoo.weights import digests_of
 
     experiment = stored.experiment

@@ -22,7 +22,7 @@ from zoo.cli.options import (
 )
 
 if TYPE_CHECKING:
-    from zoo.engine.state import TrainState
+    from zoo.engine._state import TrainState
 
 RUNS_DIR = Path("runs")
 
@@ -101,7 +101,7 @@ class Train(Command, ProcessOptions):
     def _next_steps(self, log_dir: Path, validates: bool) -> str:
         """Return commands that score, use and plot the run."""
         from zoo.config.parse import load_experiment
-        from zoo.engine.checkpoint import BEST, CHECKPOINT
+        from zoo.engine._checkpoint import BEST, CHECKPOINT
         from zoo.run.log_folder import SETTINGS_FILE
 
         weights = log_dir / (BEST if validates else CHECKPOINT)
@@ -119,7 +119,7 @@ class Train(Command, ProcessOptions):
         """Train, and return the state at the end and the log folder."""
         from zoo.config.parse import parse_experiment
         from zoo.data.named import open_data
-        from zoo.engine.process import open_process
+        from zoo.engine._process import open_process
         from zoo.registry.experiments import experiment_for, with_pretrained
         from zoo.run.training import train_experiment
 

@@ -27,7 +27,7 @@ from zoo.tasks.protocols import PROTOCOLS, WHOLE_IMAGES, CropProtocol, center_cr
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from zoo.engine.process import Process
+    from zoo.engine._process import Process
     from zoo.registry.load_network import LoadedNetwork
     from zoo.run.scoring import Scores
     from zoo.tasks.prediction import Prediction, PredictionCollector
@@ -98,7 +98,7 @@ class Validate(Command, ScoreOptions):
     """Protocol of a classifier without options for it (default: the experiment's)."""
 
     def run(self) -> int:
-        from zoo.engine.process import open_process
+        from zoo.engine._process import open_process
         from zoo.files import write_json
         from zoo.registry.load_network import load_network
         from zoo.run.confusion_files import check_matrix_file, write_matrix

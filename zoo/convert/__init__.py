@@ -8,10 +8,10 @@ ConfigError for an unknown architecture, WeightsError for a state dict that does
 network that they cannot convert. `convert_norm` converts the norms of a network of any package.
 """
 
-from zoo.convert.conversion import ConversionReport
-from zoo.convert.norm_conversion import convert_norm
-from zoo.convert.norms import inplace_to_standard, relu_to_leaky_relu, standard_to_inplace
-from zoo.convert.torchvision import from_torchvision, to_torchvision
+from zoo.convert._conversion import ConversionReport
+from zoo.convert._norm_conversion import convert_norm
+from zoo.convert._norms import inplace_to_standard, relu_to_leaky_relu, standard_to_inplace
+from zoo.convert._torchvision import from_torchvision, to_torchvision
 
 __all__ = [
     "ConversionReport",

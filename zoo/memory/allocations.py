@@ -17,7 +17,7 @@ from torch import Tensor
 
 from zoo.memory.release import ReleasedGradient, is_released
 from zoo.ops.meta_attention import meta_attention
-from zoo.remat.step_log import AllocatorLog, Change, StorageLog, log_gradients, totals_of
+from zoo.remat._step_log import AllocatorLog, Change, StorageLog, log_gradients, totals_of
 
 END_OF_FORWARD = "end of forward"
 

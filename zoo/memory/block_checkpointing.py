@@ -12,7 +12,7 @@ from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_conte
 
 from zoo.errors import ConfigError
 from zoo.ops.recomputation import restore_buffers
-from zoo.remat.cost import CONTRACTIONS, CONVOLUTION
+from zoo.remat._cost import CONTRACTIONS, CONVOLUTION
 
 Contexts = tuple[AbstractContextManager[Any], AbstractContextManager[Any]]
 

@@ -35,7 +35,7 @@ from zoo.memory.trial import (
 )
 from zoo.memory.values import Difference, Value, difference, value_of
 from zoo.ops.recomputation import restore_generators
-from zoo.remat.lean import lean
+from zoo.remat._lean import lean
 from zoo.tables import counted
 
 ROUNDS = 5  # rounds of interleaved timing

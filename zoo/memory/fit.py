@@ -21,8 +21,8 @@ from zoo.memory.containers import tensors_in
 from zoo.memory.release import OptimizerTwin
 from zoo.memory.trial import ModelInputs, Trial, copy_tensors
 from zoo.ops.meta_attention import meta_attention
-from zoo.remat.budget import Budget, parse_limit
-from zoo.remat.limit import MARGIN, optimizer_states
+from zoo.remat._budget import Budget, parse_limit
+from zoo.remat._limit import MARGIN, optimizer_states
 from zoo.tables import bytes_text
 
 PLACE = "MemoryReport.largest_batch"

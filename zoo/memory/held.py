@@ -13,15 +13,15 @@ import torch
 from torch import Tensor, nn
 
 from zoo.memory.trial import Trial
-from zoo.remat.budget import Budget
-from zoo.remat.cost import LINEAR, PRODUCTS
-from zoo.remat.operations import BATCH_NORMS, call_in_mode
-from zoo.remat.plan import LEAST_SAVING
-from zoo.remat.recording import traits_of
-from zoo.remat.rematerializer import Rematerializer
-from zoo.remat.rules import MASKS, rule_of
-from zoo.remat.step_log import StorageLog
-from zoo.remat.tracking import SMALLEST_BYTES
+from zoo.remat._budget import Budget
+from zoo.remat._cost import LINEAR, PRODUCTS
+from zoo.remat._operations import BATCH_NORMS, call_in_mode
+from zoo.remat._plan import LEAST_SAVING
+from zoo.remat._recording import traits_of
+from zoo.remat._rematerializer import Rematerializer
+from zoo.remat._rules import MASKS, rule_of
+from zoo.remat._step_log import StorageLog
+from zoo.remat._tracking import SMALLEST_BYTES
 from zoo.torch_internals.compiler import never_compile
 from zoo.torch_internals.data import is_wrapper, memory_id, observer, storage_id, tensors_of
 from zoo.torch_internals.dispatch import TorchDispatchMode

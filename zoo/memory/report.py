@@ -24,7 +24,7 @@ from zoo.memory.release import OptimizerTwin
 from zoo.memory.trial import NoGradientsError, Timeline, Trial
 from zoo.ops.meta_attention import kernel_device, meta_attention
 from zoo.ops.recomputation import restore_generators
-from zoo.remat.budget import Budget, parse_limit
+from zoo.remat._budget import Budget, parse_limit
 from zoo.tables import Cell, markdown_table
 
 if TYPE_CHECKING:

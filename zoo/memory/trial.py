@@ -18,12 +18,12 @@ from zoo.errors import ConfigError, join_names, truncate
 from zoo.memory.block_checkpointing import checkpoint_blocks
 from zoo.memory.containers import tensors_in
 from zoo.memory.release import OptimizerTwin, ReleasedGradient, release_gradients, unhooked_step
-from zoo.remat.budget import Budget
-from zoo.remat.lean import make_plain
-from zoo.remat.limit import Measurement, existing_bytes, optimizer_states
-from zoo.remat.plan import Planner
-from zoo.remat.rematerializer import Rematerializer
-from zoo.remat.step_log import StorageLog
+from zoo.remat._budget import Budget
+from zoo.remat._lean import make_plain
+from zoo.remat._limit import Measurement, existing_bytes, optimizer_states
+from zoo.remat._plan import Planner
+from zoo.remat._rematerializer import Rematerializer
+from zoo.remat._step_log import StorageLog
 from zoo.torch_internals.data import observer, tensors_of
 
 ModelInputs: TypeAlias = tuple[tuple[Any, ...], dict[str, Any]]  # positional and keyword arguments of a network

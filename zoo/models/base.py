@@ -16,7 +16,7 @@ from zoo.layers.conv import GlobalAvgPool2d, build_classifier
 from zoo.layers.init import init_weights
 from zoo.layers.norm import NormFactory
 from zoo.ops.context import is_fx_proxy
-from zoo.remat.lean import lean
+from zoo.remat._lean import lean
 
 Entry = TypeVar("Entry")
 BEFORE_POOL = "stem"  # selects the input of the stem's pool in out_indices

@@ -15,7 +15,7 @@ from zoo.layers.norm import InPlaceABN, NormFactory, norm_act
 from zoo.models.base import Network
 from zoo.models.external import build_external
 from zoo.models.family import build_architecture
-from zoo.remat.lean import lean
+from zoo.remat._lean import lean
 from zoo.torch_internals.data import NormBase
 
 

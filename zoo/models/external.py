@@ -19,7 +19,7 @@ from zoo.config.architectures import EXTERNAL_MEMORY, LEAN, NETWORK_PACKAGES
 from zoo.config.record import Preprocessing
 from zoo.config.section import parse_section
 from zoo.errors import ConfigError, join_names, nearest, truncate
-from zoo.remat.lean import lean
+from zoo.remat._lean import lean
 from zoo.tables import counted
 from zoo.torch_internals.data import tree_leaves
 

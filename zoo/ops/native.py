@@ -1,7 +1,7 @@
 """Loads the library compiled from csrc/, and defines the schemas and fake kernels of its operators.
 
 The operators compute on the CPU. zoo/ops/abn/native.py, zoo/ops/pooling.py, zoo/ops/grid.py, zoo/ops/resample.py and
-zoo/remat/exact_norms.py call them.
+zoo/remat/_exact_norms.py call them.
 """
 
 from __future__ import annotations

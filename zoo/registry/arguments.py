@@ -25,7 +25,7 @@ class BuildOptions(Section):
     out_indices: Annotated[Sequence[int | str], Field(min_length=1, max_length=100)] | None = None
     """Stages that forward returns, finest first; later stages do not run. "stem" is the input of the stem's pool."""
     in_chans: Annotated[int, Field(ge=1, le=MAX_CHANNELS)] = 3
-    """Number of image channels; `zoo.weights.load.fit_input` adapts weights."""
+    """Number of image channels; `zoo.weights._load.fit_input` adapts weights."""
     drop_rate: Annotated[float, Field(ge=0, le=0.99)] = 0.0
     """Dropout rate before the classifier."""
     global_pool: str | None = None

@@ -27,7 +27,7 @@ from zoo.models.build import build_on_meta
 from zoo.models.external import own_preprocessing
 from zoo.registry.load_network import LoadedNetwork
 from zoo.registry.open import INPUTS, find_network, only_variant
-from zoo.remat.lean import is_lean
+from zoo.remat._lean import is_lean
 from zoo.weights import digests_of, read_weights
 
 logger = logging.getLogger(__name__)

@@ -9,7 +9,7 @@ from torch import nn
 
 from zoo.config.architectures import is_hub_name
 from zoo.config.network import ExternalSpec, Spec
-from zoo.convert.transfer import load_transferred, transferred
+from zoo.convert._transfer import load_transferred, transferred
 from zoo.layers.norm import NormFactory
 from zoo.models import Network, build, build_network
 from zoo.models.external import build_external

@@ -12,15 +12,15 @@ from torch import nn
 from zoo.config.experiment import Experiment, Input
 from zoo.config.network import ExternalSpec
 from zoo.config.published import entry_of
-from zoo.convert.transfer import load_transferred
+from zoo.convert._transfer import load_transferred
 from zoo.data.imagenet import imagenet_wnids
 from zoo.errors import ConfigError, WeightsError, escape
 from zoo.registry.get import build_from_config
 from zoo.registry.open import open_network
 from zoo.registry.preprocessing import preprocessing_of
 from zoo.weights import digests_of
-from zoo.weights.cache import published_name
-from zoo.weights.load_file import count_classes
+from zoo.weights._cache import published_name
+from zoo.weights._load_file import count_classes
 
 
 @dataclass(frozen=True)

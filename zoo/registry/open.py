@@ -123,7 +123,7 @@ def open_network(
 
     # 2. The weights, whose description completes the settings of the network.
     from zoo.weights import read_weights
-    from zoo.weights.description import complete_settings
+    from zoo.weights._description import complete_settings
 
     source = body_weights if weights is None else weights
     stored = opened.weights if source is None else read_weights(source)

@@ -11,7 +11,7 @@ from typing import Any
 
 from zoo.config.published import published
 from zoo.data.imagenet import NUM_CLASSES, NUM_VAL_IMAGES
-from zoo.engine.process import Process
+from zoo.engine._process import Process
 from zoo.errors import ConfigError, DataError, ZooError
 from zoo.files import write_json
 from zoo.registry.load_network import LoadedNetwork, load_network

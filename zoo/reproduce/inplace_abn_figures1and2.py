@@ -17,7 +17,7 @@ from zoo.layers.norm import norm_act
 from zoo.layers.residual import IdentityResidualBlock
 from zoo.memory.allocations import count_memory
 from zoo.models.resnext import GROUPS
-from zoo.remat.step_log import StorageLog
+from zoo.remat._step_log import StorageLog
 from zoo.reproduce.comparison import ReportSection
 from zoo.reproduce.inplace_abn_table2 import GPUS, INPLACE_STRATEGIES, PLAIN_IABN
 from zoo.reproduce.measurements import measures

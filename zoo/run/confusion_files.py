@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from zoo.engine.task import Result
+from zoo.engine._task import Result
 from zoo.errors import ConfigError, escape
 from zoo.files import write_json, write_text
 from zoo.memory.plot import BLUE, draw_figure, format_of, save

@@ -9,8 +9,8 @@ from pathlib import Path
 
 from filelock import Timeout
 
-from zoo.engine.checkpoint import BEST, CHECKPOINT, PREVIOUS
-from zoo.engine.process import Process
+from zoo.engine._checkpoint import BEST, CHECKPOINT, PREVIOUS
+from zoo.engine._process import Process
 from zoo.errors import ConfigError, join_names
 from zoo.files import file_lock
 

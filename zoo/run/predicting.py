@@ -12,7 +12,7 @@ from typing import NamedTuple
 from zoo.data.classes import class_names
 from zoo.data.sources.scan import find_images
 from zoo.data.transforms.classification import ValTransform
-from zoo.engine.process import Process
+from zoo.engine._process import Process
 from zoo.errors import ConfigError, DataError, join_names
 from zoo.registry.load_network import LoadedNetwork, as_loaded
 from zoo.run.console import Progress, console, environment_rank

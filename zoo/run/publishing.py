@@ -17,8 +17,8 @@ from zoo.registry.load_network import LoadedNetwork, as_loaded
 from zoo.registry.preprocessing import describe_images
 from zoo.tables import markdown_list, markdown_page, markdown_table
 from zoo.tasks import task_of
-from zoo.weights.hub import CONFIG, WEIGHTS, check_hub_installed, is_repository, reason_of
-from zoo.weights.safetensors_files import check_installed, safetensors_bytes
+from zoo.weights._hub import CONFIG, WEIGHTS, check_hub_installed, is_repository, reason_of
+from zoo.weights._safetensors_files import check_installed, safetensors_bytes
 
 CARD = "README.md"
 # Keys of timm's description of its own networks, besides preprocessing.

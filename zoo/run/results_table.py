@@ -9,7 +9,7 @@ from zoo.tables import Cell, markdown_table
 
 if TYPE_CHECKING:  # printing a table must not import torch
     from zoo.config.experiment import Expected
-    from zoo.engine.task import Result
+    from zoo.engine._task import Result
     from zoo.tasks.segmentation import SegmentationResult
 
 

@@ -20,8 +20,8 @@ from torch import Tensor, nn
 
 from zoo.data.dataset import open_source
 from zoo.data.imagenet import NUM_CLASSES, imagenet_wnids
-from zoo.engine.process import Process
-from zoo.engine.task import EvalProtocol, Result
+from zoo.engine._process import Process
+from zoo.engine._task import EvalProtocol, Result
 from zoo.errors import ConfigError, DataError, escape
 from zoo.registry.load_network import LoadedNetwork
 from zoo.run.real_labels import read_real_labels, real_labels_of

@@ -1,4 +1,4 @@
-"""Log of a training run: text, JSON lines, TensorBoard and progress bar (a `zoo.engine.reporting.Log`)."""
+"""Log of a training run: text, JSON lines, TensorBoard and progress bar (a `zoo.engine._reporting.Log`)."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from torch import nn
 from torch.utils.tensorboard import SummaryWriter
 
 from zoo.config.experiment import Experiment
-from zoo.engine.observers import Observer
-from zoo.engine.reporting import VALIDATION, TrainMetrics
-from zoo.engine.state import TrainState
-from zoo.engine.task import Result
+from zoo.engine._observers import Observer
+from zoo.engine._reporting import VALIDATION, TrainMetrics
+from zoo.engine._state import TrainState
+from zoo.engine._task import Result
 from zoo.errors import ConfigError
 from zoo.files import flush_to_disk, write_json
 from zoo.models.classifier import classifier_parameters

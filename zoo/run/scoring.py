@@ -15,12 +15,12 @@ from zoo.data.classes import match_classes
 from zoo.data.dataset import Batch
 from zoo.data.named import open_data
 from zoo.data.sources.location import DataName, parse_data_path
-from zoo.engine.consistency import SHOWN_DIGITS, check_same_on_all_ranks, dataset_fingerprint, environment_fingerprint
-from zoo.engine.digest import digest
-from zoo.engine.process import Process
-from zoo.engine.stop import end_workers_on_error
-from zoo.engine.task import EvalProtocol, Result
-from zoo.engine.validation import validate
+from zoo.engine._consistency import SHOWN_DIGITS, check_same_on_all_ranks, dataset_fingerprint, environment_fingerprint
+from zoo.engine._digest import digest
+from zoo.engine._process import Process
+from zoo.engine._stop import end_workers_on_error
+from zoo.engine._task import EvalProtocol, Result
+from zoo.engine._validation import validate
 from zoo.errors import ConfigError, escape, join_names
 from zoo.models.build import build_on_meta
 from zoo.models.external import check_logits

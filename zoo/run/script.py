@@ -28,9 +28,9 @@ from torch.nn.parallel import DataParallel, DistributedDataParallel
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from zoo.errors import ConfigError
-from zoo.remat.budget import Budget
-from zoo.remat.lean import context_of_call, is_lean, why_plain
-from zoo.remat.limit import watch_optimizers
+from zoo.remat._budget import Budget
+from zoo.remat._lean import context_of_call, is_lean, why_plain
+from zoo.remat._limit import watch_optimizers
 from zoo.tables import Cell, bytes_text, counted, markdown_table
 from zoo.torch_internals.data import tensors_of
 

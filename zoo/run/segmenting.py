@@ -20,10 +20,10 @@ from zoo.config.limits import MAX_SIDE
 from zoo.data.reading import EXTENSIONS, read_image
 from zoo.data.segmentation.transforms import scale_to_longest_side
 from zoo.data.sources.scan import find_images
-from zoo.engine.consistency import SHOWN_DIGITS, check_same_on_all_ranks, environment_fingerprint
-from zoo.engine.digest import digest
-from zoo.engine.precision import AMP_DTYPES, autocast
-from zoo.engine.process import Process, open_process
+from zoo.engine._consistency import SHOWN_DIGITS, check_same_on_all_ranks, environment_fingerprint
+from zoo.engine._digest import digest
+from zoo.engine._precision import AMP_DTYPES, autocast
+from zoo.engine._process import Process, open_process
 from zoo.errors import ConfigError, DataError, escape
 from zoo.registry.load_network import LoadedNetwork, as_loaded
 from zoo.run.console import Progress, console, environment_rank
@@ -92,7 +92,7 @@ def segment(
     - `overwrite`: segment all images again and replace their files.
     - `endings`: endings of the images in a folder ``source``, in lower or upper case.
     - `recursive`: also search subfolders of ``source``.
-    - `process`: this process, if `zoo.engine.process.open_process` is open already.
+    - `process`: this process, if `zoo.engine._process.open_process` is open already.
     - `verbose`: show progress and unreadable images.
 
     Raises ConfigError for impossible options and for a classifier, DataError if there are no images, or if two images

@@ -26,22 +26,22 @@ from zoo.data.named import open_data
 from zoo.data.sampler import TrainBatches, ValBatches
 from zoo.data.sources.location import DataPath, parse_data_path
 from zoo.data.transforms.classification import KEEP_SCALE
-from zoo.engine.checkpoint import BEST, CHECKPOINT
-from zoo.engine.consistency import check_same_on_all_ranks, environment_fingerprint, fingerprints
-from zoo.engine.observers import Callback, Callbacks, build_observers
-from zoo.engine.process import Process, open_process
-from zoo.engine.replicas import SynchronizedReplicas, fix_algorithms
-from zoo.engine.start import AUTO, check_images, start
-from zoo.engine.state import TrainState
-from zoo.engine.task import Task
-from zoo.engine.trainer import Trainer
+from zoo.engine._checkpoint import BEST, CHECKPOINT
+from zoo.engine._consistency import check_same_on_all_ranks, environment_fingerprint, fingerprints
+from zoo.engine._observers import Callback, Callbacks, build_observers
+from zoo.engine._process import Process, open_process
+from zoo.engine._replicas import SynchronizedReplicas, fix_algorithms
+from zoo.engine._start import AUTO, check_images, start
+from zoo.engine._state import TrainState
+from zoo.engine._task import Task
+from zoo.engine._trainer import Trainer
 from zoo.errors import ConfigError, DataError, escape
 from zoo.models.build import build_on_meta
 from zoo.models.external import check_logits
 from zoo.registry.experiments import experiment_for, with_pretrained
 from zoo.registry.get import build_from_config
 from zoo.registry.load_network import LoadedNetwork
-from zoo.remat.lean import is_lean, lean
+from zoo.remat._lean import is_lean, lean
 from zoo.run.console import console, environment_rank
 from zoo.run.log_folder import log_folder
 from zoo.run.run_log import Histograms, RunLog, histogram_parameters, read_validation
@@ -132,7 +132,7 @@ def train(
     - `replicas`: ``optimizer.replicas`` instead of the experiment's: up to so many processes train bit-identical
       weights.
     - `memory`: ``network.memory`` instead of the experiment's, such as "lean"; a module can only become "lean".
-    - `process`: this process, if `zoo.engine.process.open_process` is open already.
+    - `process`: this process, if `zoo.engine._process.open_process` is open already.
     - `workers`: worker processes that read images, per process of the run; 0 reads them in the process itself.
     - `log_every`: batches between two log lines.
     - `resume`: checkpoint to continue from; "auto" takes the newest good one of the log folder, if there is one.
@@ -142,7 +142,7 @@ def train(
       from the weights of the package, which downloads them. A classifier for other classes is new.
     - `log_hist`: write histograms of the classifier and the last norm to TensorBoard every 10 steps.
     - `callbacks`: functions that rank 0 calls after each epoch with a dict of its metrics, such as ``wandb.log``; see
-      `zoo.engine.observers.Callbacks`.
+      `zoo.engine._observers.Callbacks`.
     - `verbose`: whether to show progress and warnings; the log files contain them in any case.
 
     Raises TypeError for an unknown argument; ConfigError, DataError, WeightsError and CheckpointError for files, data
@@ -199,14 +199,14 @@ def train_experiment(
     ``module`` is the network to train, if it is built already; by default the network of the settings. The other
     arguments: see `train`.
 
-    `zoo.engine.trainer.Trainer` calls `zoo.engine.step.train_step` for each step, which calls the network's forward.
-    All processes of a run must call this function, inside `zoo.engine.process.open_process`. Checkpoints, settings and
+    `zoo.engine._trainer.Trainer` calls `zoo.engine._step.train_step` for each step, which calls the network's forward.
+    All processes of a run must call this function, inside `zoo.engine._process.open_process`. Checkpoints, settings and
     logs are written to ``log_dir``, once settings, images and network are verified to be the same on all processes. A
     resumed run is not trained further if all its epochs are done; with more epochs than its checkpoint it is extended,
-    see `zoo.engine.start.restore`.
+    see `zoo.engine._start.restore`.
 
     Raises ConfigError, DataError, WeightsError and CheckpointError for files and settings that do not fit, and the
-    errors of `zoo.engine.trainer.Trainer.train`.
+    errors of `zoo.engine._trainer.Trainer.train`.
     """
     # 1. Processes have the same settings and divide the batches.
     _check_settings_agree(config, process, log_every, len(callbacks))

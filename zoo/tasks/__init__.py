@@ -1,4 +1,4 @@
-"""The tasks of experiments, classification and segmentation: subclasses of `zoo.engine.task.Task`."""
+"""The tasks of experiments, classification and segmentation: subclasses of `zoo.engine._task.Task`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from zoo.config.experiment import Experiment
-    from zoo.engine.task import Task
+    from zoo.engine._task import Task
 
 
 def task_of(config: Experiment) -> Task:

@@ -17,8 +17,8 @@ from zoo.data.sampler import TrainBatches, ValBatches
 from zoo.data.sources.location import DataPath
 from zoo.data.targets import class_weights
 from zoo.data.transforms.classification import ValTransform
-from zoo.engine.meters import Reading
-from zoo.engine.task import Result, Task
+from zoo.engine._meters import Reading
+from zoo.engine._task import Result, Task
 from zoo.tasks.protocols import PROTOCOLS, CropProtocol, center_crop
 
 NUM_CROPS = 10

@@ -10,7 +10,7 @@ if TYPE_CHECKING:  # commands that only list protocols do not import torch
     from torch import Tensor
 
     from zoo.config.experiment import Experiment
-    from zoo.engine.task import Forward
+    from zoo.engine._task import Forward
 
 Fusion = Literal["mean", "voting", "max"]  # fusion of the views of an image, see `zoo.tasks.tta`
 

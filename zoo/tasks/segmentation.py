@@ -21,11 +21,11 @@ from zoo.data.map_dataset import Datasets
 from zoo.data.sampler import TrainBatches, ValBatches
 from zoo.data.segmentation.loader import build_segmentation_train_loader, build_segmentation_val_loader
 from zoo.data.sources.location import DataPath
-from zoo.engine.meters import Reading
-from zoo.engine.task import Result, Task
+from zoo.engine._meters import Reading
+from zoo.engine._task import Result, Task
 from zoo.errors import ConfigError, DataError
 from zoo.ops.upsampling import upsample
-from zoo.remat.lean import is_lean, lean
+from zoo.remat._lean import is_lean, lean
 from zoo.tasks.confusion import ConfusionMatrix, confusion_counts
 from zoo.tasks.protocols import WHOLE_IMAGES, WholeImage
 

@@ -8,11 +8,11 @@ from typing import Any
 
 # The module of each public name; `python -m tests.golden` generates __init__.pyi, which type checkers read, from it.
 _HOMES = {
-    **dict.fromkeys(("digests_of", "fetch_weights", "md5_of"), "zoo.weights.cache"),
-    **dict.fromkeys(("LoadReport", "load_state_dict"), "zoo.weights.load"),
-    **dict.fromkeys(("read_checkpoint", "read_state_dict"), "zoo.weights.read"),
-    **dict.fromkeys(("StoredWeights", "read_weights"), "zoo.weights.stored"),
-    "load_stored": "zoo.weights.load_file",
+    **dict.fromkeys(("digests_of", "fetch_weights", "md5_of"), "zoo.weights._cache"),
+    **dict.fromkeys(("LoadReport", "load_state_dict"), "zoo.weights._load"),
+    **dict.fromkeys(("read_checkpoint", "read_state_dict"), "zoo.weights._read"),
+    **dict.fromkeys(("StoredWeights", "read_weights"), "zoo.weights._stored"),
+    "load_stored": "zoo.weights._load_file",
 }
 __all__ = sorted(_HOMES)
 

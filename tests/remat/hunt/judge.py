@@ -15,7 +15,7 @@ from tests.remat.hunt.operations import EAGER, HIDES, KIND_OF, WRITES
 from tests.remat.hunt.programs import Program
 from tests.remat.hunt.runner import Compiled, Result, Runner
 from tests.remat.hunt.writer import write
-from zoo.remat.recipes import RecipeError
+from zoo.remat._recipes import RecipeError
 
 
 def same(a: Result, b: Result) -> str:

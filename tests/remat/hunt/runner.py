@@ -16,8 +16,8 @@ import zoo
 from tests.remat.hunt.operations import OPERATIONS, SHAPE, At, Network
 from tests.remat.hunt.programs import Program, Step
 from zoo.remat import Rematerializer, inductor_options
-from zoo.remat.budget import Budget
-from zoo.remat.inductor import cut
+from zoo.remat._budget import Budget
+from zoo.remat.inductor import _cut as cut
 
 NUM_STEPS = 3  # training steps; later steps follow a plan made from the first step
 MORE_STEPS = 5  # if one of them is another: a pass that leaves its plan is recorded again

@@ -13,9 +13,9 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from tests.remat.programs import COMPILES, FrozenBody, gradients, held, images
 from zoo.remat import inductor_options
-from zoo.remat.budget import Budget
-from zoo.remat.inductor.cut import Cut
-from zoo.remat.lean import lean
+from zoo.remat._budget import Budget
+from zoo.remat._lean import lean
+from zoo.remat.inductor._cut import Cut
 
 pytestmark = COMPILES
 
