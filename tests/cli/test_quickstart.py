@@ -55,7 +55,9 @@ def test_real_quickstart_reaches_its_score(cli: Cli, tmp_path: Path, monkeypatch
     # Results of three seeds are in docs/results/quickstart.json; chance is 10.
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("ZOO_CACHE", str(tmp_path / "cache"))
-    row, _ = [line.split("|") for line in cli("quickstart").out.splitlines() if "center" in line]  # and the expected
+    row, _ = [
+        line.split("|") for line in cli("quickstart").out.splitlines() if "center" in line
+    ]  # the other row is expected
     assert float(row[3]) > 80
 
 

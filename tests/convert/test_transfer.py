@@ -86,7 +86,7 @@ def test_another_activation_is_used_with_one_line_notice(
     assert "zoo convert" in line
 
 
-def test_slope_is_slope_of_network(save: Save) -> None:
+def test_norms_get_slope_of_network(save: Save) -> None:
     source, path = save(activation="relu")
     model = zoo.get("resnet18", weights=path, activation="leaky_relu", activation_param=0.2)
     plain = zoo.get("resnet18", num_classes=CLASSES, norm=lambda channels: PlainNorm(channels, 0.2))

@@ -25,7 +25,7 @@ from zoo.layers import InPlaceABN, InPlaceABNSync
 pytestmark = pytest.mark.dist
 
 CHANNELS = (8, 16)
-NUM_BYTES = {"float": 4, "double": 8, "long int": 8, "c10::BFloat16": 2}  # of an element
+NUM_BYTES = {"float": 4, "double": 8, "long int": 8, "c10::BFloat16": 2}  # bytes per element
 NORMS = {"standard": nn.BatchNorm2d, "inplace": InPlaceABN, "sync": InPlaceABNSync}
 
 

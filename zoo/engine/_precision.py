@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-AMP_DTYPES = {"off": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}  # by value of ``training.amp``
+AMP_DTYPES = {"off": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}  # ``training.amp`` -> dtype
 
 
 def autocast(device: torch.device, dtype: torch.dtype) -> AbstractContextManager[object]:

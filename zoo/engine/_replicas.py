@@ -107,7 +107,7 @@ class Replicas:
             )
 
     def set_gradients(self, scaler: torch.amp.GradScaler) -> None:
-        """Set each parameter's gradient to the sum over all replicas, scaled as by ``scaler``."""
+        """Set each parameter's gradient to the sum over all replicas, times the loss scale of ``scaler``."""
 
 
 class ExactReplicas(Replicas):

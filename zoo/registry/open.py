@@ -178,7 +178,7 @@ def _find_file(name: str) -> Opened | None:
 
 
 def _published_name(opened: Opened) -> str:
-    """Return the name of the published weights that a name without weights stands for."""
+    """Return the name of the published weights to score if the user gives none."""
     if opened.experiment is None and not isinstance(opened.spec, ExternalSpec):
         return only_variant(opened.name)
     if opened.name not in published():

@@ -120,7 +120,7 @@ class DeferredHandle:
         return self.tensor is not None and self._saved is not None and not is_alias_of(self.tensor, self._saved)
 
     def settle(self, read: Callable[[], Tensor] | None = None) -> None:
-        """Hold a function that returns the tensor for backward; None for the saved tensor itself."""
+        """Return the result of ``read`` to backward from now on; without it, return the saved tensor."""
         if read is None:
             assert self._saved is not None, "a handle is settled once"
             read = partial(unmodified, self._saved, self.version)

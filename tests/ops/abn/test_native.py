@@ -70,7 +70,7 @@ def assert_near(ours, truths, tolerance: float) -> None:
 
 
 def located(mean, var):
-    """Return mean and standard deviation in one tensor, as errors of a mean are relative to the deviation."""
+    """Return mean and standard deviation in one tensor, so that errors of the mean are relative to the deviation."""
     return torch.stack([mean, var.sqrt()])
 
 
