@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import weakref
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from tests.refusals import refused
 from tests.remat.programs import are_equal, assert_same_step, gradients, held, images
 from zoo.memory.report import memory_report
 from zoo.remat._lean import lean
+from zoo.remat._recipes import RecipeError
 
 SIZE_PX = 96  # 8 channels of 96 x 96 px take more than 64 KiB, up to which tensors are kept
 
@@ -276,3 +278,50 @@ def test_nested_outputs_train_within_limit(layout: torch.layout) -> None:
             torch.stack([each.square().sum() for each in model(x).unbind()]).sum().backward()
         gradients.append([each.grad for each in model.parameters()])
     assert are_equal(*gradients)
+
+
+class Tagged(Tensor):
+    """A subclass of tensors, whose operations return new objects for the same elements."""
+
+
+class Made(Tensor):
+    """A subclass with a constructor that takes a tensor."""
+
+    @staticmethod
+    def __new__(cls, data: Tensor) -> Made:
+        return Tensor._make_subclass(cls, data)
+
+
+class WideActivations(nn.Module):
+    """A product, an alias of it of another class, and activations of more bytes than the product."""
+
+    def __init__(self, alias: Callable[[Tensor], Tensor], enlarge: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.alias, self.enlarge = alias, enlarge
+        self.first = nn.Linear(64, 64, bias=False)
+        example = enlarge(torch.zeros(1, 1, 64))
+        self.heads = nn.ModuleList(nn.Linear(example.shape[-1], 8, dtype=example.dtype) for _ in range(3))
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        product = self.first(x)  # alive as long as its alias is used
+        aliased = self.alias(product)
+        wide = self.enlarge(aliased).as_subclass(Tensor)
+        activations = (torch.relu, torch.sin, torch.exp)
+        return aliased, sum(head(each(wide)) for head, each in zip(self.heads, activations, strict=True))
+
+
+@pytest.mark.parametrize("alias", [lambda x: x.as_subclass(Tagged), Made, Weight], ids=["Tagged", "Made", "Weight"])
+@pytest.mark.parametrize("enlarge", [lambda x: x.repeat(1, 1, 2), lambda x: x.double()], ids=["repeat", "double"])
+def test_write_through_alias_of_reshaped_product_raises(
+    alias: Callable[[Tensor], Tensor], enlarge: Callable[[Tensor], Tensor]
+) -> None:
+    model = lean(WideActivations(alias, enlarge))
+    for _ in range(3):  # the first pass saves the enlarged tensor, later ones the product
+        aliased, out = model(torch.randn(64, 64, 64))
+        with torch.no_grad():
+            aliased.mul_(2)
+        with suppress(RecipeError):
+            (of_head,) = torch.autograd.grad(out.sum(), model.heads[0].weight)
+            expected = torch.relu(enlarge(aliased.detach().as_subclass(Tensor) / 2)).sum((0, 1)).expand(8, -1)
+            torch.testing.assert_close(of_head, expected)
