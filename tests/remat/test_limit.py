@@ -695,7 +695,13 @@ class Allocator:
     """The allocator of a GPU: allocates and frees blocks, and records both."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.num_bytes, self.history = 100, [{"action": "alloc", "size": 100}, {"action": "segment_alloc", "size": 512}]
+        self.num_bytes, self.history = (
+            100,
+            [
+                {"action": "alloc", "addr": 0, "size": 100},
+                {"action": "segment_alloc", "addr": 0, "size": 512},
+            ],
+        )
         self.is_recorded: list[str | None] = []
         monkeypatch.setattr(step_log, "read_allocator", lambda _: AllocatorReading(self.num_bytes, self.num_changes))
         monkeypatch.setattr(step_log, "cuda_history", lambda _: self.history)
@@ -708,7 +714,7 @@ class Allocator:
     def change(self, *sizes: int) -> None:
         for size in sizes:
             self.num_bytes += size
-            self.history.append({"action": "alloc" if size > 0 else "free_requested", "size": abs(size)})
+            self.history.append({"action": "alloc" if size > 0 else "free_requested", "addr": 0, "size": abs(size)})
 
 
 @pytest.mark.parametrize("is_shared", [False, True])

@@ -157,7 +157,7 @@ class AllocatorLog:
     def mark(self, name: str) -> None:
         """Mark the present moment."""
         if self._is_cuda:
-            self.marks.append((name, len(self._history())))
+            self.marks.append((name, len(_cuda_changes(self._device))))
         else:
             _mark(f"{MARK}{name}")
 
@@ -167,7 +167,7 @@ class AllocatorLog:
 
     def __exit__(self, *error: Any) -> None:
         if self._is_cuda:
-            self.changes = self._history()
+            self.changes = _cuda_changes(self._device)
             record_cuda_history(None)
         else:
             self._read(stop_allocation_log())
@@ -175,14 +175,6 @@ class AllocatorLog:
     def addresses(self, gradients: Iterable[torch.UntypedStorage]) -> set[int]:
         """Return the addresses in the log of gradients, if backward ran within `log_gradients`."""
         return {each.data_ptr() for each in gradients} if self._is_cuda else self._gradients
-
-    def _history(self) -> list[Change]:
-        sizes = ((entry["action"], entry["addr"], entry["size"]) for entry in cuda_history(self._device))
-        return [
-            Change(address, size if action == "alloc" else 0)
-            for action, address, size in sizes
-            if action in ("alloc", "free_requested")
-        ]
 
     def _read(self, events: Iterable[tuple[str, int]]) -> None:
         live: defaultdict[int, list[int]] = defaultdict(list)  # size -> invented addresses
@@ -221,7 +213,7 @@ class CudaLog:
         return self
 
     def __exit__(self, *error: object) -> None:
-        sizes = [size for size in map(_allocated_bytes, cuda_history(self._device)) if size != 0]
+        sizes = [change.size for change in _cuda_changes(self._device)]
         if not self._is_shared:
             record_cuda_history(None)
         end = read_allocator(self._device)
@@ -244,9 +236,11 @@ class CudaLog:
         return self._totals
 
 
-def _allocated_bytes(entry: dict[str, Any]) -> int:
-    """Return the bytes that an entry of the allocator's history allocates, negative if it frees them."""
-    return entry["size"] * {"alloc": 1, "free_requested": -1}.get(entry["action"], 0)
+def _cuda_changes(device: torch.device) -> list[Change]:
+    """Return the blocks in the history of CUDA's allocator; a freed block has the negative of its size."""
+    signs = {"alloc": 1, "free_requested": -1}
+    history = (entry for entry in cuda_history(device) if entry["action"] in signs)
+    return [Change(entry["addr"], signs[entry["action"]] * entry["size"]) for entry in history]
 
 
 StepLog = AllocatorLog | StorageLog | CudaLog
