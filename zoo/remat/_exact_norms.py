@@ -106,25 +106,13 @@ def recipe_of_batch_norm(
     return repeat_batch_norm, (operation, dtype, x, weight, bias, *args[6:]), ()
 
 
-def normalize(
-    x: Tensor,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    mean: Tensor,
-    invstd: Tensor,
-    order: str,
-    shortcut: Tensor | None = None,
-    is_rectified: bool = False,
-) -> Tensor:
-    """Return a batch norm on CUDA with given statistics, plus the shortcut, followed by ReLU if ``is_rectified``.
-
-    The result has the bits of separate operations; see `zoo.ops.abn.triton.normalize`.
-    """
+def normalize(x: Tensor, *arguments: Any) -> Tensor:
+    """Return `zoo.ops.abn.triton.normalize` of x, or a tensor of its shape on the meta device."""
     if x.is_meta:
         return torch.empty_like(x)
-    from zoo.ops.abn import triton
+    from zoo.ops.abn import triton  # imported late, since only a GPU needs it
 
-    return triton.normalize(x, weight, bias, mean, invstd, order, shortcut, is_rectified)
+    return triton.normalize(x, *arguments)
 
 
 def order_of(operation: Operation, x: Tensor, weight: Tensor | None, bias: Tensor | None, outputs: Any) -> str | None:
